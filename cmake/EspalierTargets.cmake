@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+# espalier_library(NAME), espalier_executable(NAME ...) and espalier_test(NAME ...): one place for flags.
+
+function(espalier_flags target)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wconversion -Wno-sign-conversion)
+  if(ESPALIER_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+  if(ESPALIER_SANITIZE)
+    target_compile_options(${target} PRIVATE -fsanitize=${ESPALIER_SANITIZE} -fno-omit-frame-pointer -g1)
+    target_link_options(${target} PUBLIC -fsanitize=${ESPALIER_SANITIZE})
+  endif()
+endfunction()
+
+# espalier_library(plan LINKS a b): the library espalier::plan; its sources come from the folders below it.
+function(espalier_library name)
+  cmake_parse_arguments(arg "" "" "LINKS;PRIVATE_LINKS" ${ARGN})
+  add_library(espalier_${name})
+  add_library(espalier::${name} ALIAS espalier_${name})
+  set_target_properties(espalier_${name} PROPERTIES EXPORT_NAME ${name})
+  espalier_flags(espalier_${name})
+  target_include_directories(espalier_${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(espalier_${name} PUBLIC ${arg_LINKS} PRIVATE ${arg_PRIVATE_LINKS})
+endfunction()
+
+# espalier_sources(plan HEADERS public.hpp ... SOURCES a.cpp private.hpp ...): adds files of the current folder.
+# Only HEADERS are installed.
+function(espalier_sources name)
+  cmake_parse_arguments(arg "" "" "HEADERS;SOURCES" ${ARGN})
+  list(TRANSFORM arg_HEADERS PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  list(TRANSFORM arg_SOURCES PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  target_sources(espalier_${name} PRIVATE ${arg_SOURCES})
+  target_sources(espalier_${name} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${arg_HEADERS})
+endfunction()
+
+# The precompiled header that tests and programs with tensors share.
+function(espalier_share_torch_pch target)
+  if(NOT TARGET espalier_torch_pch)
+    # A program, since a precompiled header only serves targets compiled with the same flags (-fPIE).
+    file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/torch_pch.cpp CONTENT "int main() {}\n")
+    add_executable(espalier_torch_pch ${CMAKE_BINARY_DIR}/torch_pch.cpp)
+    target_link_libraries(espalier_torch_pch PRIVATE espalier_torch)
+    espalier_flags(espalier_torch_pch)
+    target_precompile_headers(espalier_torch_pch PRIVATE <torch/torch.h>)
+  endif()
+  target_precompile_headers(${target} REUSE_FROM espalier_torch_pch)
+endfunction()
+
+# espalier_executable(NAME SOURCES ... LINKS ... [TORCH_PCH])
+function(espalier_executable name)
+  cmake_parse_arguments(arg "TORCH_PCH" "" "SOURCES;LINKS" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  espalier_flags(${name})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name} PRIVATE ${arg_LINKS})
+  if(arg_TORCH_PCH)
+    espalier_share_torch_pch(${name})
+  endif()
+endfunction()
+
+# espalier_test(NAME SOURCES ... LINKS ... LABELS unit|ranks|process|cli|package [TIMEOUT seconds] [PROCESSORS n]
+#               [TORCH_PCH])
+# One GoogleTest program; every TEST becomes a ctest entry "NAME.Suite.Case".
+function(espalier_test name)
+  cmake_parse_arguments(arg "TORCH_PCH" "TIMEOUT;PROCESSORS" "SOURCES;LINKS;LABELS" ${ARGN})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 60)
+  endif()
+  if(NOT arg_PROCESSORS)
+    set(arg_PROCESSORS 1)
+  endif()
+  if(arg_TORCH_PCH)
+    espalier_executable(${name} TORCH_PCH SOURCES ${arg_SOURCES} ${PROJECT_SOURCE_DIR}/tests/support/torch_main.cpp
+                        LINKS ${arg_LINKS} GTest::gtest GTest::gmock)
+  else()
+    espalier_executable(${name} SOURCES ${arg_SOURCES} LINKS ${arg_LINKS} GTest::gtest_main GTest::gmock)
+  endif()
+  target_compile_definitions(${name} PRIVATE
+    ESPALIER_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data"
+    ESPALIER_TEST_BIN="${CMAKE_RUNTIME_OUTPUT_DIRECTORY}")
+  include(GoogleTest)
+  gtest_discover_tests(${name} TEST_PREFIX "${name}." DISCOVERY_MODE PRE_TEST
+    PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} PROCESSORS ${arg_PROCESSORS})
+endfunction()

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "espalier/base/log.hpp"
+#include "espalier/comm/group.hpp"
+
+namespace espalier {
+
+namespace detail {
+struct WorldState;
+}
+
+enum class Backend { host, gloo };
+
+// "host", "gloo"; ConfigError with the legal names otherwise.
+Backend backend_by_name(std::string_view name);
+std::string_view to_string(Backend backend);
+
+struct WorldOptions {
+  std::optional<Backend> backend;                    // default: ESPALIER_BACKEND, else host when all ranks share a host, else gloo
+  std::chrono::milliseconds timeout{300'000};        // deadline of every wait
+  LogSink log = stderr_sink();
+};
+
+// This process's (or thread's) place among all ranks, and the source of every group. A cheap handle. A program may
+// have several; nothing is global. After a CommError the world is poisoned: every later call rethrows it.
+class World {
+ public:
+  // From the launcher's variables: espalier run, torchrun, Open MPI, MPICH/PMI, Slurm; a world of one when there is no
+  // launcher. Blocks until all ranks are there (CommError names the missing ones at the deadline). ConfigError when
+  // the variables contradict each other.
+  static World from_environment(const WorldOptions& options = {});
+
+  std::int64_t rank() const;
+  std::int64_t size() const;
+  std::int64_t local_rank() const;   // among the ranks of this host
+  std::int64_t local_size() const;
+  const std::string& host() const;
+  Backend backend() const;
+  std::string_view launcher() const;  // "espalier run", "torchrun", "threads", "alone", ...
+  const Group& group() const;         // all ranks, named "world"
+  const Log& log() const;
+
+  // The group of these ranks. Members only; all of them must call in the same order for groups they share. Equal sets
+  // share one communicator. Blocks only where the backend must connect (gloo).
+  Group make_group(const RankSet& members, std::string_view name) const;
+
+  // Seconds this rank has spent blocked in waits so far, and bytes handed to the transport.
+  double wait_seconds() const;
+  std::int64_t bytes_sent() const;
+
+  explicit World(std::shared_ptr<detail::WorldState> state);
+  detail::WorldState& state() const { return *state_; }
+
+ private:
+  std::shared_ptr<detail::WorldState> state_;
+};
+
+}  // namespace espalier

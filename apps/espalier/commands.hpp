@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// The subcommands of `espalier`: one source file each, registered in main.cpp. None of them may need LibTorch.
+//
+// A subcommand reports trouble by throwing: ConfigError and CLI::ParseError end with exit code 2, CommError with 3,
+// anything else with 4. It ends with another exit code by throwing CLI::RuntimeError(code), which prints nothing.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <CLI/App.hpp>
+
+namespace espalier::command {
+
+void add_train(CLI::App& app);  // train and verify: this process becomes espalier-train
+
+// Replaces this process by `program` with these arguments. It is looked for beside the running program, then in
+// PATH. Returns only by throwing ConfigError, if it was not found or could not be started.
+[[noreturn]] void execute_sibling(const std::string& program, const std::vector<std::string>& arguments);
+
+}  // namespace espalier::command

@@ -29,7 +29,7 @@ class Operation {
   virtual void wait(Clock::time_point deadline) = 0;
   // The group's deadline for waits without one.
   virtual std::chrono::milliseconds timeout() const = 0;
-  // Called when the last handle is dropped before it was done: the transport keeps it and advances it later.
+  // Called when its Work is dropped before it was done: the transport keeps it and advances it later. Never blocks.
   virtual void park(std::shared_ptr<Operation> self) = 0;
 };
 
@@ -60,6 +60,8 @@ class Transport {
   // A communication space for these world ranks (this rank among them). `context` tells spaces over the same ranks
   // apart and is the same on all members. Collective over the members where the backend must connect.
   virtual std::shared_ptr<Communicator> connect(const RankSet& members, std::string_view name, std::uint64_t context) = 0;
+  // Tells all peers that this rank gives up: their waits end with a CommError that carries `reason`. Never blocks.
+  virtual void abort(std::string_view reason) = 0;
   virtual double wait_seconds() const = 0;
   virtual std::int64_t bytes_sent() const = 0;
 };

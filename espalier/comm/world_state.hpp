@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Private: what World and Group handles point to, and how a world is put together.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "espalier/comm/communicator.hpp"
+#include "espalier/comm/world.hpp"
+
+namespace espalier::detail {
+
+// Where a rank is and who started it.
+struct Place {
+  std::int64_t rank = 0;
+  std::int64_t size = 1;
+  std::int64_t local_rank = 0;
+  std::int64_t local_size = 1;
+  std::string host;
+  std::string launcher;
+  Backend backend = Backend::host;
+};
+
+// What the groups of one world share. Communicators live as long as it does, because dropping one on a single rank would
+// lose its place in the sequence of operations.
+struct WorldCore {
+  WorldCore(Place the_place, std::shared_ptr<Transport> the_transport, const WorldOptions& options);
+
+  // The state of the group of `members` under `name`; `duplicate` is empty for the shared communicator of these ranks.
+  std::shared_ptr<GroupState> group(const std::shared_ptr<WorldCore>& self, const RankSet& members, std::string_view name,
+                                    std::string_view duplicate);
+
+  const Place place;
+  const std::shared_ptr<Transport> transport;  // null in a world of one
+  const Log log;
+
+ private:
+  using Key = std::pair<std::vector<std::int64_t>, std::string>;  // members, duplicate name
+  std::mutex mutex_;
+  std::map<Key, std::shared_ptr<Communicator>> communicators_;
+  std::map<std::pair<Key, std::string>, std::weak_ptr<GroupState>> groups_;  // and the name shown
+  std::map<std::string, std::vector<std::int64_t>, std::less<>> duplicates_;  // name -> members
+};
+
+struct GroupState {
+  std::shared_ptr<WorldCore> core;
+  std::string name;
+  std::string duplicate;  // empty: shares the communicator of its rank set
+  RankSet members;
+  std::int64_t rank = 0;  // in the group
+  std::int64_t size = 1;
+  std::shared_ptr<Communicator> communicator;  // null in a group of one
+  Capabilities capabilities;
+};
+
+struct WorldState {
+  std::shared_ptr<WorldCore> core;
+  Group group;  // all ranks
+};
+
+// A world of the ranks that `transport` reaches (null: a world of one).
+World make_world(Place place, std::shared_ptr<Transport> transport, const WorldOptions& options);
+
+}  // namespace espalier::detail

@@ -12,6 +12,7 @@
 
 namespace espalier::command {
 
+void add_run(CLI::App& app);    // any program as the ranks of one world on this host
 void add_train(CLI::App& app);  // train and verify: this process becomes espalier-train
 
 // Replaces this process by `program` with these arguments. It is looked for beside the running program, then in

@@ -293,6 +293,26 @@ RankEnvironment discover_ranks(const Variables& variables) {
   return found;
 }
 
+Variables variables_of_rank(Variables base, const Assignment& assignment) {
+  for (const Dialect& dialect : kDialects) {
+    if (dialect.launcher == Launcher::slurm)
+      continue;  // others in the job may want them, discovery does not
+    for (const char* name :
+         {dialect.rank, dialect.world_size, dialect.local_rank, dialect.local_world_size})
+      base.erase(name);
+  }
+  base["ESPALIER_RANK"] = base["ESPALIER_LOCAL_RANK"] = std::to_string(assignment.rank);
+  base["ESPALIER_WORLD_SIZE"] = base["ESPALIER_LOCAL_WORLD_SIZE"] =
+      std::to_string(assignment.num_ranks);
+  base["ESPALIER_MASTER_ADDR"] = "127.0.0.1";
+  base["ESPALIER_MASTER_PORT"] = std::to_string(assignment.port);
+  base["ESPALIER_JOB"] = assignment.job;
+  base.erase("ESPALIER_STORE_FD");
+  if (assignment.store_descriptor >= 0)
+    base["ESPALIER_STORE_FD"] = std::to_string(assignment.store_descriptor);
+  return base;
+}
+
 std::vector<std::string> rank_variables(const Variables& variables) {
   std::vector<std::string> lines;
   const auto add = [&](const char* name) {

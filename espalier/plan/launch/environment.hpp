@@ -49,6 +49,17 @@ struct RankEnvironment {
 // names the variables and values that contradict each other, and the remedy.
 RankEnvironment discover_ranks(const Variables& variables);
 
+// How `espalier run` tells a rank who it is.
+struct Assignment {
+  std::int64_t rank;
+  std::int64_t num_ranks;
+  std::int64_t port;              // on 127.0.0.1
+  std::int64_t store_descriptor;  // of the socket that listens there; -1: not this rank's
+  std::string job;
+};
+// `base` without what other launchers said, and with this assignment.
+Variables variables_of_rank(Variables base, const Assignment& assignment);
+
 // Every variable that discovery looks at and that is set, as "NAME=value", in a fixed order.
 std::vector<std::string> rank_variables(const Variables& variables);
 

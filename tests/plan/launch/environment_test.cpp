@@ -243,6 +243,16 @@ TEST(Environment, KnowsWhoServesTheStore) {
   EXPECT_FALSE(discover_ranks(torchrun).agent_serves_store);
 }
 
+TEST(Environment, ReadsBackWhatItTellsARank) {
+  const Variables variables =
+      variables_of_rank({{"HOME", "/"}, {"RANK", "0"}, {"WORLD_SIZE", "1"}, {"PMI_RANK", "7"}},
+                        {1, 3, 4711, -1, "j"});
+  EXPECT_EQ(summary(discover_ranks(variables)), "espalier run 1/3 1/3 127.0.0.1:4711 j");
+  EXPECT_EQ(variables.at("HOME"), "/");
+  EXPECT_FALSE(variables.contains("RANK"));
+  EXPECT_EQ(discover_ranks(variables_of_rank({}, {0, 3, 4711, 5, "j"})).store_descriptor->value, 5);
+}
+
 TEST(Environment, ReadsTheVariablesOfThisProcess) {
   ASSERT_EQ(setenv("ESPALIER_TEST_VARIABLE", "a=b", 1), 0);
   EXPECT_EQ(process_variables().at("ESPALIER_TEST_VARIABLE"), "a=b");

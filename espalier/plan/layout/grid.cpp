@@ -165,6 +165,15 @@ Family::Family(Grid grid, std::span<const Varying> varying, std::vector<std::siz
   for (std::size_t axis : held_) size_ *= grid_.axes_[axis].size;
 }
 
+Family::Family(const RankSet& only)
+    : grid_({{"rank", only.last() - only.first() + 1}}, only.first()), first_(only) {}
+
+std::string Family::to_string() const {
+  std::string by;
+  for (std::size_t axis : held_) by += (by.empty() ? " by " : ",") + grid_.axes_[axis].name;
+  return fmt::format("{} of {}{}", first_.to_string(), grid_.to_string(), by);
+}
+
 RankSet Family::set(std::int64_t index) const {
   ESPALIER_CHECK_CONFIG(index >= 0 && index < size_,
                         "grid: there is no rank set {} in a family of {}; expected 0 to {}", index,

@@ -113,6 +113,12 @@ class Family {
   std::optional<std::int64_t> index_of(
       std::int64_t rank) const;  // of the set that holds rank; nullopt: in none
   const Grid& grid() const { return grid_; }
+  // What distinguishes it: "[0,1] of pipe=2,data=2 by pipe": its first set, its grid, the held
+  // axes.
+  std::string to_string() const;
+
+  // The family of one set only. Its grid has the one axis "rank" that spans the set.
+  explicit Family(const RankSet& only);
 
  private:
   friend class Grid;

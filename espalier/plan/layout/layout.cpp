@@ -10,6 +10,7 @@
 #include <charconv>
 
 #include "espalier/base/check.hpp"
+#include "espalier/plan/layout/divisors.hpp"
 
 namespace espalier {
 namespace {
@@ -72,18 +73,6 @@ std::size_t family_index(std::string_view name) {
   }
   throw ConfigError(fmt::format("layout: there is no family of groups '{}'; expected one of {}",
                                 name, fmt::join(kFamilyNames, ", ")));
-}
-
-std::string divisors(std::int64_t n) {
-  std::vector<std::int64_t> low;
-  std::vector<std::int64_t> high;
-  for (std::int64_t d = 1; d <= n / d; ++d) {
-    if (n % d != 0) continue;
-    low.push_back(d);
-    if (d != n / d) high.push_back(n / d);
-  }
-  low.insert(low.end(), high.rbegin(), high.rend());
-  return fmt::format("{}", fmt::join(low, ", "));
 }
 
 // "pipe 2, tensor 4": the dense sizes above 1, without one axis.

@@ -172,6 +172,24 @@ RankSet RankSet::shifted(std::int64_t distance) const {
   return set;
 }
 
+RankSet RankSet::pick(const RankSet& indices) const {
+  ESPALIER_CHECK_CONFIG(indices.last() < size_,
+                        "rank set: index {} of a set of {}; expected 0 to {}", indices.last(),
+                        size_, size_ - 1);
+  const bool evenly_spaced = num_axes_ == 0 || (num_axes_ == 1 && axes_[0].list < 0);
+  if (!evenly_spaced) {
+    std::vector<std::int64_t> ranks = indices.to_vector();
+    for (std::int64_t& rank : ranks) rank = member(rank);
+    return of(ranks);
+  }
+  const std::int64_t stride = num_axes_ == 0 ? 1 : axes_[0].stride;
+  RankSet set = indices;  // all products are at most reach_
+  set.offset_ = offset_ + indices.offset_ * stride;
+  set.reach_ *= stride;
+  for (int i = 0; i < set.num_axes_; ++i) set.axes_[i].stride *= stride;
+  return set;
+}
+
 std::vector<std::int64_t> RankSet::to_vector() const {
   std::vector<std::int64_t> ranks{offset_};
   ranks.reserve(size_);

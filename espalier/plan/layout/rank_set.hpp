@@ -44,11 +44,15 @@ class RankSet {
 
   std::int64_t size() const { return size_; }
   std::int64_t first() const { return offset_; }
+  std::int64_t last() const { return offset_ + reach_; }
   std::int64_t member(std::int64_t index) const;  // ConfigError unless 0 <= index < size
   std::optional<std::int64_t> index_of(std::int64_t rank) const;  // nullopt: not a member
   bool contains(std::int64_t rank) const { return index_of(rank).has_value(); }
   RankSet shifted(std::int64_t distance)
       const;  // every member + distance; ConfigError where ranks would be negative
+  // The members at the given indices; O(axes) if this set is evenly spaced, else O(indices).
+  // ConfigError if there are fewer.
+  RankSet pick(const RankSet& indices) const;
   std::vector<std::int64_t> to_vector() const;  // O(size)
   // "[0,2,4,6]"; beyond 16 members the first, the last and the form: "[0,2,..,510] (256 ranks,
   // 0+256x2)".

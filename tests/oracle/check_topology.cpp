@@ -41,9 +41,9 @@ Json process_topology(const Json& record) {
             ranks_or_none(topology.filter(std::vector<AxisCoordinate>{{axis.name, i}})));
       }
     }
-    answer["unknown_axis"]["dim"] = topology.size("no_such_axis");
-    answer["unknown_axis"]["comm_lists"] = lists_of(topology.comm_lists("no_such_axis"));
   }
+  answer["unknown_axis"]["dim"] = topology.size("no_such_axis");
+  answer["unknown_axis"]["comm_lists"] = lists_of(topology.comm_lists("no_such_axis"));
   answer["filter"] = Json::array();
   for (const Json& sample : out.value("filter", Json::array())) {
     answer["filter"].push_back(

@@ -16,7 +16,8 @@
 namespace espalier {
 namespace {
 
-constexpr std::size_t kMaxWriteBytes = std::size_t{1} << 30;  // Linux moves at most 2 GiB in one call
+constexpr std::size_t kMaxWriteBytes = std::size_t{1}
+                                       << 30;  // Linux moves at most 2 GiB in one call
 
 std::string folder_of(const std::string& path) {
   const auto folder = std::filesystem::path(path).parent_path().string();
@@ -47,7 +48,8 @@ void AtomicFile::append(const void* data, std::size_t num_bytes) {
 
 void AtomicFile::overwrite(std::int64_t offset, std::string_view text) {
   ESPALIER_CHECK(offset >= 0 && offset + static_cast<std::int64_t>(text.size()) <= size_,
-                 "overwriting bytes {} to {} of a file of {}", offset, offset + static_cast<std::int64_t>(text.size()), size_);
+                 "overwriting bytes {} to {} of a file of {}", offset,
+                 offset + static_cast<std::int64_t>(text.size()), size_);
   write_at(offset, text.data(), text.size());
 }
 
@@ -60,7 +62,9 @@ void AtomicFile::commit() {
   const bool flushed = folder >= 0 && fsync(folder) == 0;
   const int error = errno;
   if (folder >= 0) close(folder);
-  ESPALIER_CHECK_CONFIG(flushed, "{}: written, but its folder could not be flushed: {}; the file may not survive a power failure",
+  ESPALIER_CHECK_CONFIG(flushed,
+                        "{}: written, but its folder could not be flushed: {}; the file may not "
+                        "survive a power failure",
                         path_, std::system_category().message(error));
 }
 
@@ -77,9 +81,10 @@ void AtomicFile::write_at(std::int64_t offset, const void* data, std::size_t num
 }
 
 void AtomicFile::fail(std::string_view action, int error) const {
-  throw ConfigError(fmt::format("{}: cannot {} the file: {}; expected a writable folder with room; an older file of "
-                                "this name is untouched",
-                                path_, action, std::system_category().message(error)));
+  throw ConfigError(fmt::format(
+      "{}: cannot {} the file: {}; expected a writable folder with room; an older file of "
+      "this name is untouched",
+      path_, action, std::system_category().message(error)));
 }
 
 void write_file_atomically(const std::string& path, std::string_view text) {

@@ -8,9 +8,10 @@
 
 namespace espalier {
 
-// A file that appears whole or not at all: written under "PATH.<pid>.<n>.tmp" in the same folder; commit() flushes
-// it to disk, renames it over PATH and flushes the folder. Otherwise the destructor removes it and an older PATH is
-// untouched. Every failure is a ConfigError "PATH: what failed and the system's reason".
+// A file that appears whole or not at all: written under "PATH.<pid>.<n>.tmp" in the same folder;
+// commit() flushes it to disk, renames it over PATH and flushes the folder. Otherwise the
+// destructor removes it and an older PATH is untouched. Every failure is a ConfigError "PATH: what
+// failed and the system's reason".
 class AtomicFile {
  public:
   explicit AtomicFile(std::string path);

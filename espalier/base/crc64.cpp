@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Eight bytes a step: table[k][b] is what byte b contributes when k more bytes follow it in the step.
+// Eight bytes a step: table[k][b] is what byte b contributes when k more bytes follow it in the
+// step.
 #include "espalier/base/crc64.hpp"
 
 #include <array>

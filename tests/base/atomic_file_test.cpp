@@ -54,9 +54,12 @@ TEST(AtomicFile, TwoAtOnceOfOneNameDoNotMix) {
 
 TEST(AtomicFile, NamesAMissingFolderAndAFolderInItsPlace) {
   const testing::TemporaryFolder folder;
-  EXPECT_THAT(testing::error_of([&] { AtomicFile(folder.file("missing/notes")); }), AllOf(HasSubstr(folder.file("missing/notes")), HasSubstr("No such file or directory")));
+  EXPECT_THAT(
+      testing::error_of([&] { AtomicFile(folder.file("missing/notes")); }),
+      AllOf(HasSubstr(folder.file("missing/notes")), HasSubstr("No such file or directory")));
   EXPECT_THAT(testing::error_of([&] { AtomicFile(folder.path()); }), HasSubstr("Is a directory"));
-  EXPECT_THAT(testing::error_of([&] { AtomicFile("/proc/notes"); }), HasSubstr("/proc/notes: cannot create"));
+  EXPECT_THAT(testing::error_of([&] { AtomicFile("/proc/notes"); }),
+              HasSubstr("/proc/notes: cannot create"));
 }
 
 TEST(AtomicFile, OnAFullDiskSaysAtWhichByteAndKeepsTheOldOne) {
@@ -66,7 +69,8 @@ TEST(AtomicFile, OnAFullDiskSaysAtWhichByteAndKeepsTheOldOne) {
   const std::string text(100'000, 'x');
   {
     const testing::SmallDisk disk(30'000);
-    EXPECT_THAT(testing::error_of([&] { write_file_atomically(path, text); }), AllOf(HasSubstr(path), HasSubstr("byte 30000"), HasSubstr("File too large")));
+    EXPECT_THAT(testing::error_of([&] { write_file_atomically(path, text); }),
+                AllOf(HasSubstr(path), HasSubstr("byte 30000"), HasSubstr("File too large")));
   }
   EXPECT_EQ(testing::read_text(path), "old");
   EXPECT_EQ(folder.names(), std::set<std::string>{"notes"});
@@ -83,7 +87,8 @@ TEST(AtomicFile, OnAFullFileSystemKeepsTheOldOne) {
   }
   const std::string path = folder.file("notes");
   testing::write_text(path, "old");
-  EXPECT_THAT(testing::error_of([&] { write_file_atomically(path, std::string(100'000, 'x')); }), AllOf(HasSubstr(path), HasSubstr("No space left on device")));
+  EXPECT_THAT(testing::error_of([&] { write_file_atomically(path, std::string(100'000, 'x')); }),
+              AllOf(HasSubstr(path), HasSubstr("No space left on device")));
   EXPECT_EQ(testing::read_text(path), "old");
   EXPECT_EQ(folder.names(), std::set<std::string>{"notes"});
   EXPECT_EQ(umount(folder.path().c_str()), 0);

@@ -8,7 +8,8 @@
 
 namespace espalier::testing {
 
-// The text of the ConfigError that `action` throws. Far cheaper to compile than ThrowsMessage with a lambda each.
+// The text of the ConfigError that `action` throws. Far cheaper to compile than ThrowsMessage with
+// a lambda each.
 inline std::string error_of(const std::function<void()>& action) {
   try {
     action();

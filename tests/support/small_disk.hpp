@@ -8,8 +8,8 @@
 
 namespace espalier::testing {
 
-// While it lives, no file of this process can grow beyond `num_bytes`: writes fail in the middle as on a full disk,
-// with EFBIG. Needs no privilege, unlike a small file system.
+// While it lives, no file of this process can grow beyond `num_bytes`: writes fail in the middle as
+// on a full disk, with EFBIG. Needs no privilege, unlike a small file system.
 class SmallDisk {
  public:
   explicit SmallDisk(rlim_t num_bytes) : old_handler_(std::signal(SIGXFSZ, SIG_IGN)) {

@@ -1,0 +1,622 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/comm/backends/host/endpoint.hpp"
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "espalier/base/check.hpp"
+
+namespace espalier::detail::host {
+namespace {
+
+constexpr int kPauses = 2000;  // about 50 us, when every rank has a core of its own
+constexpr int kYields = 40;
+constexpr auto kTick = std::chrono::milliseconds(10);  // how often a waiting rank looks whether its peers live
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+std::int64_t usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return CPU_COUNT(&set);
+}
+
+std::array<std::uint64_t, sizeof(Call) / 8> to_words(const Call& call) {
+  std::array<std::uint64_t, sizeof(Call) / 8> words{};
+  std::memcpy(words.data(), &call, sizeof(Call));
+  return words;
+}
+
+}  // namespace
+
+// ---- joining and leaving ----
+
+Endpoint::Endpoint(std::shared_ptr<Segment> segment, std::int64_t rank, bool is_thread, const EndpointOptions& options)
+    : segment_(std::move(segment)),
+      rank_(rank),
+      num_ranks_(segment_->num_ranks()),
+      is_thread_(is_thread),
+      options_(options),
+      cores_for_all_(num_ranks_ <= usable_cores()),
+      mine_(segment_->slot(rank)),
+      arena_(*segment_, rank),
+      held_(static_cast<std::size_t>(num_ranks_), nullptr),
+      pidfds_(static_cast<std::size_t>(num_ranks_), -1) {
+  attach();
+  if (!is_thread_) watch_peers();
+}
+
+void Endpoint::attach() {
+  auto absent = static_cast<std::uint32_t>(RankStatus::absent);
+  const std::int32_t pid = ::getpid();
+  std::int32_t nobody = 0;
+  if (!mine_.pid.compare_exchange_strong(nobody, pid)) {
+    throw ConfigError(fmt::format("host backend: rank {} was started twice: process {} came first, process {} is the second; "
+                                  "give each process its own rank",
+                                  rank_, nobody, pid));
+  }
+  mine_.is_thread.store(is_thread_ ? 1 : 0);
+  mine_.status.compare_exchange_strong(absent, static_cast<std::uint32_t>(RankStatus::attached));
+  auto& attached = segment_->header().attached;
+  attached.fetch_add(1);
+  futex_wake_all(attached);
+  if (is_thread_) return;  // all ranks of this process are made before any of them runs
+  const auto deadline = Clock::now() + options_.timeout;
+  for (;;) {
+    const std::uint32_t so_far = attached.load();
+    if (so_far == static_cast<std::uint32_t>(num_ranks_)) return;
+    if (Clock::now() >= deadline) {
+      std::vector<std::int64_t> missing;
+      for (std::int64_t peer = 0; peer < num_ranks_; ++peer) {
+        if (status(peer) == RankStatus::absent) missing.push_back(peer);
+      }
+      throw CommError(fmt::format("host backend: rank {} waited {} ms for all {} ranks; missing: {}", rank_,
+                                  options_.timeout.count(), num_ranks_, fmt::join(missing, ", ")));
+    }
+    futex_wait(attached, so_far, kTick);
+  }
+}
+
+void Endpoint::watch_peers() {
+  for (std::int64_t peer = 0; peer < num_ranks_; ++peer) {
+    if (peer == rank_) continue;
+    const int pid = segment_->slot(peer).pid.load();
+    const int fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
+    if (fd < 0 && errno == ESRCH) {
+      if (status(peer) == RankStatus::attached) note_death(peer);
+    } else if (fd < 0) {
+      throw CommError(fmt::format("host backend: cannot watch {}: pidfd_open failed: {}; Linux 5.3 or newer is needed",
+                                  describe_rank(peer), std::strerror(errno)));
+    }
+    pidfds_[static_cast<std::size_t>(peer)] = fd;
+  }
+}
+
+Endpoint::~Endpoint() {
+  {
+    const std::lock_guard lock(mutex_);
+    auto attached = static_cast<std::uint32_t>(RankStatus::attached);
+    mine_.status.compare_exchange_strong(attached, static_cast<std::uint32_t>(RankStatus::closed));
+    for (Message*& first : held_) {
+      while (first != nullptr) release(first);
+    }
+    give_back_undrained();
+    ring_all();
+  }
+  for (const int fd : pidfds_) {
+    if (fd >= 0) ::close(fd);
+  }
+}
+
+void Endpoint::give_back_undrained() {
+  for (std::int64_t source = 0; source < num_ranks_; ++source) {
+    if (source == rank_) continue;
+    Ring& ring = segment_->ring(source, rank_);
+    std::uint64_t tail = ring.tail.load(std::memory_order_relaxed);
+    for (const std::uint64_t head = ring.head.load(std::memory_order_acquire); tail != head; ++tail) {
+      const std::uint64_t block = ring.descriptors[tail % kRingSlots].block;
+      if (block != 0) segment_->block(source, block).readers.fetch_sub(1, std::memory_order_seq_cst);
+    }
+    ring.tail.store(tail, std::memory_order_release);
+  }
+}
+
+Space& Endpoint::space(std::span<const std::int64_t> members, std::string_view name, std::uint64_t context) {
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<Space>& entry = spaces_[context];
+  if (entry != nullptr) return *entry;
+  entry = std::make_unique<Space>();
+  Space& space = *entry;
+  space.context = context;
+  space.name = name;
+  space.index_of.assign(static_cast<std::size_t>(num_ranks_), -1);
+  for (const std::int64_t member : members) {
+    space.index_of[static_cast<std::size_t>(member)] = space.size();
+    space.members.push_back(static_cast<std::int32_t>(member));
+  }
+  space.me = space.index_of[static_cast<std::size_t>(rank_)];
+  for (std::int32_t i = 1; i < space.size(); ++i) {
+    space.others.push_back(space.members[static_cast<std::size_t>((space.me + i) % space.size())]);
+  }
+  if (const auto found = orphans_.find(context); found != orphans_.end()) {
+    MessageQueue queue = found->second;
+    orphans_.erase(found);
+    while (!queue.empty()) deliver(space, queue.pop());
+  }
+  return space;
+}
+
+// ---- posting, polling, waiting ----
+
+void Endpoint::post(const std::shared_ptr<Task>& task) {
+  const std::lock_guard lock(mutex_);
+  check_failed(task.get());
+  Space& space = task->space;
+  if (task->point_to_point()) {
+    task->sequence = space.next_message++;
+  } else {
+    task->sequence = space.next_sequence++;
+    space.recent[task->sequence % Space::kRecentCalls] = task->call;
+  }
+  mine_.last_context.store(space.context, std::memory_order_relaxed);
+  mine_.last_sequence.store(task->sequence, std::memory_order_relaxed);
+  const auto words = to_words(task->call);
+  for (std::size_t i = 0; i < words.size(); ++i) mine_.last_call[i].store(words[i], std::memory_order_relaxed);
+
+  tasks_.push_back(task);
+  if (task->point_to_point()) {
+    Channel& channel = space.channels[{task->peer, task->tag}];
+    (task->call.kind == CallKind::send ? channel.senders : channel.receivers).push_back(task.get());
+    const std::int64_t to = space.members[static_cast<std::size_t>(task->peer)];
+    if (task->call.kind == CallKind::send && status(to) == RankStatus::closed) {
+      fail(fmt::format("{}: {} has left: it closed its world before this was sent", task->describe(), describe_rank(to)));
+    }
+  } else {
+    space.running.push_back(task.get());
+    if (const auto found = space.early.find(task->sequence); found != space.early.end()) {
+      MessageQueue queue = found->second;
+      space.early.erase(found);
+      while (!queue.empty()) deliver(space, queue.pop());
+    }
+  }
+  progress(task.get());
+  if (!task->finished) task->keep(*this);
+}
+
+bool Endpoint::poll(Task& task) {
+  const std::lock_guard lock(mutex_);
+  if (task.finished) return true;
+  progress(&task);
+  if (!task.finished && Clock::now() >= next_check_) check_peers(task);
+  return task.finished;
+}
+
+void Endpoint::wait(Task& task, Clock::time_point deadline) {
+  std::unique_lock lock(mutex_);
+  if (task.finished) return;
+  struct Waiting {
+    Endpoint& endpoint;
+    const Clock::time_point since = Clock::now();
+    explicit Waiting(Endpoint& the_endpoint) : endpoint(the_endpoint) { ++endpoint.waiters_; }
+    ~Waiting() {
+      --endpoint.waiters_;
+      endpoint.waited_ns_.fetch_add((Clock::now() - since) / std::chrono::nanoseconds(1), std::memory_order_relaxed);
+    }
+  } waiting(*this);
+
+  const int pauses = cores_for_all_ ? kPauses : 0;
+  for (int round = 0;; ++round) {
+    const bool sleeps = round >= pauses + kYields;
+    std::uint32_t bell = 0;
+    if (sleeps) {
+      // Whoever moves the bell after this line finds `asleep` set or is seen by the progress below.
+      bell = mine_.bell.load(std::memory_order_seq_cst);
+      mine_.asleep.store(1, std::memory_order_seq_cst);
+    }
+    progress(&task);
+    if (task.finished) return;
+    if (round >= pauses) {
+      const auto now = Clock::now();
+      if (now >= next_check_) {
+        check_peers(task);
+        if (task.finished) return;
+      }
+      if (now >= deadline) fail_deadline(task, now - waiting.since);
+    }
+    lock.unlock();
+    if (sleeps) {
+      futex_wait(mine_.bell, bell, std::min<std::chrono::microseconds>(
+          kTick, std::chrono::ceil<std::chrono::microseconds>(std::max(deadline - Clock::now(), Clock::duration::zero()))));
+    } else if (round < pauses) {
+      pause();
+    } else {
+      ::sched_yield();
+    }
+    lock.lock();
+  }
+}
+
+void Endpoint::abort(std::string_view reason) {
+  const std::lock_guard lock(mutex_);
+  if (failure_) return;
+  failure_ = reason;
+  publish_failure(reason);
+}
+
+// ---- progress ----
+
+void Endpoint::progress(const Task* on_behalf) {
+  check_failed(on_behalf);
+  drain();
+  evict_for_starved();
+  advance_tasks();
+}
+
+void Endpoint::drain() {
+  for (std::int64_t source = 0; source < num_ranks_; ++source) {
+    if (source == rank_) continue;
+    Ring& ring = segment_->ring(source, rank_);
+    std::uint64_t tail = ring.tail.load(std::memory_order_relaxed);
+    const std::uint64_t head = ring.head.load(std::memory_order_acquire);
+    if (tail == head) continue;
+    MessageQueue taken;
+    for (; tail != head; ++tail) {
+      const Descriptor& slot = ring.descriptors[tail % kRingSlots];
+      Message* message = new_message();
+      message->source = static_cast<std::int32_t>(source);
+      const std::size_t used = offsetof(Descriptor, inline_data) + (slot.block == 0 ? slot.bytes : 0);
+      std::memcpy(static_cast<void*>(&message->descriptor), &slot, used);
+      if (slot.block == 0) {
+        message->payload = message->descriptor.inline_data.data();
+      } else {
+        message->payload = segment_->arena(source) + slot.block;
+        message->holds_block = true;
+        Message*& first = held_[static_cast<std::size_t>(source)];
+        message->previous_held = nullptr;
+        message->next_held = first;
+        if (first != nullptr) first->previous_held = message;
+        first = message;
+      }
+      taken.push(message);
+    }
+    ring.tail.store(tail, std::memory_order_seq_cst);
+    if (segment_->slot(source).starved.load(std::memory_order_seq_cst) != 0) this->ring(source);
+    while (!taken.empty()) route(taken.pop());
+  }
+}
+
+void Endpoint::route(Message* message) {
+  const auto found = spaces_.find(message->descriptor.context);
+  if (found == spaces_.end()) {
+    orphans_[message->descriptor.context].push(message);
+  } else {
+    deliver(*found->second, message);
+  }
+}
+
+void Endpoint::deliver(Space& space, Message* message) {
+  const Descriptor& descriptor = message->descriptor;
+  message->member = space.index_of[static_cast<std::size_t>(message->source)];
+  ESPALIER_CHECK(message->member >= 0, "rank {} sent to {}, of which it is no member", message->source, space.describe());
+  if (descriptor.call.kind == CallKind::send) {
+    Channel& channel = space.channels[{message->member, descriptor.tag}];
+    channel.arrived.push(message);
+    if (!channel.receivers.empty()) channel.receivers.front()->due = true;
+    return;
+  }
+  if (descriptor.sequence >= space.next_sequence) {
+    space.early[descriptor.sequence].push(message);
+    return;
+  }
+  const Call& mine = space.recent[descriptor.sequence % Space::kRecentCalls];
+  if (space.next_sequence - descriptor.sequence <= Space::kRecentCalls && mine != descriptor.call) {
+    fail(fmt::format("{}: the ranks call different operations: operation #{} is {} on {} but {} on {}; all members must "
+                     "call the same operations in the same order",
+                     space.describe(), descriptor.sequence, to_string(mine), describe_rank(rank_),
+                     to_string(descriptor.call), describe_rank(message->source)));
+  }
+  for (Task* task : space.running) {
+    if (task->sequence != descriptor.sequence) continue;
+    task->due = true;
+    task->arrive(*this, message);
+    return;
+  }
+  ESPALIER_CHECK(false, "{} sent part {} of operation #{} of {}, which was finished here", describe_rank(message->source),
+                 descriptor.part, descriptor.sequence, space.describe());
+}
+
+void Endpoint::advance_tasks() {
+  // A second pass after telling the others that room is wanted: they may have made some in between.
+  for (bool again = true; again;) {
+    wants_ = Starved::no;
+    bool finished_any = false;
+    for (std::size_t i = 0; i < tasks_.size(); ++i) {
+      Task& task = *tasks_[i];
+      if (!task.due) continue;
+      const Starved wanted_before = std::exchange(wants_, Starved::no);
+      task.due = false;
+      if (task.advance(*this)) {
+        task.finished = true;
+        finished_any = true;
+        if (task.point_to_point()) {
+          task.retire(*this);
+        } else {
+          std::erase(task.space.running, &task);
+        }
+      } else if (wants_ != Starved::no) {
+        task.due = true;
+      }
+      wants_ = std::max(wants_, wanted_before);
+    }
+    if (finished_any) {
+      std::erase_if(tasks_, [](const std::shared_ptr<Task>& task) { return task->finished; });
+      if (waiters_ > 1) ring(rank_);  // another thread of this rank may wait for one of these
+    }
+    again = wants_ > starved_;
+    if (wants_ != starved_) show_starved(wants_);
+  }
+}
+
+void Endpoint::show_starved(Starved starved) {
+  starved_ = starved;
+  mine_.starved.store(static_cast<std::uint32_t>(starved), std::memory_order_seq_cst);
+  if (starved == Starved::out_of_space) ring_all();
+}
+
+void Endpoint::evict_for_starved() {
+  for (std::int64_t source = 0; source < num_ranks_; ++source) {
+    Message* message = held_[static_cast<std::size_t>(source)];
+    if (message == nullptr) continue;
+    RankSlot& slot = segment_->slot(source);
+    if (slot.starved.load(std::memory_order_acquire) != static_cast<std::uint32_t>(Starved::out_of_space)) continue;
+    while (message != nullptr) {
+      Message* next = message->next_held;
+      const std::size_t bytes = message->descriptor.bytes;
+      message->copy = std::make_unique_for_overwrite<char[]>(bytes);
+      std::memcpy(message->copy.get(), message->payload, bytes);
+      message->payload = message->copy.get();
+      copies_bytes_ += static_cast<std::int64_t>(bytes);
+      segment_->block(source, message->descriptor.block).readers.fetch_sub(1, std::memory_order_seq_cst);
+      message->holds_block = false;
+      message = next;
+    }
+    held_[static_cast<std::size_t>(source)] = nullptr;
+    ring(source);
+  }
+  if (copies_bytes_ > options_.copies_limit_bytes) {
+    fail(fmt::format("rank {}: {} MiB of messages lie unreceived outside shared memory, the limit is {} MiB; receive what "
+                     "is sent, or send less ahead",
+                     rank_, copies_bytes_ >> 20, options_.copies_limit_bytes >> 20));
+  }
+}
+
+// ---- for tasks ----
+
+bool Endpoint::reserve(std::span<const std::int32_t> to, std::size_t bytes, Parcel& parcel) {
+  for (const std::int32_t rank : to) {
+    const Ring& ring = segment_->ring(rank_, rank);
+    if (ring.head.load(std::memory_order_relaxed) - ring.tail.load(std::memory_order_seq_cst) == kRingSlots) {
+      wants_ = Starved::out_of_space;
+      return false;
+    }
+  }
+  parcel.bytes = bytes;
+  if (bytes <= kInlineBytes) {
+    parcel.block = 0;
+    parcel.data = inline_scratch_.data();
+    return true;
+  }
+  parcel.block = arena_.allocate(bytes, static_cast<std::uint32_t>(to.size()));
+  if (parcel.block == 0) {
+    wants_ = Starved::out_of_space;
+    return false;
+  }
+  parcel.data = arena_.data(parcel.block);
+  return true;
+}
+
+void Endpoint::dispatch(std::span<const std::int32_t> to, Descriptor& descriptor, const Parcel& parcel) {
+  descriptor.block = parcel.block;
+  descriptor.bytes = static_cast<std::uint32_t>(parcel.bytes);
+  for (const std::int32_t rank : to) {
+    Ring& ring = segment_->ring(rank_, rank);
+    const std::uint64_t head = ring.head.load(std::memory_order_relaxed);
+    Descriptor& slot = ring.descriptors[head % kRingSlots];
+    std::memcpy(static_cast<void*>(&slot), &descriptor, offsetof(Descriptor, inline_data));
+    if (parcel.block == 0) std::memcpy(slot.inline_data.data(), parcel.data, parcel.bytes);
+    ring.head.store(head + 1, std::memory_order_release);
+    this->ring(rank);
+  }
+  bytes_sent_.fetch_add(static_cast<std::int64_t>(parcel.bytes * to.size()), std::memory_order_relaxed);
+}
+
+bool Endpoint::released(std::uint64_t block) {
+  if (arena_.released(block)) return true;
+  wants_ = std::max(wants_, Starved::waits_for_release);
+  return false;
+}
+
+void Endpoint::release(Message* message) {
+  if (message->holds_block) {
+    Message*& first = held_[static_cast<std::size_t>(message->source)];
+    (message->previous_held == nullptr ? first : message->previous_held->next_held) = message->next_held;
+    if (message->next_held != nullptr) message->next_held->previous_held = message->previous_held;
+    message->holds_block = false;
+    RankSlot& source = segment_->slot(message->source);
+    const auto before =
+        segment_->block(message->source, message->descriptor.block).readers.fetch_sub(1, std::memory_order_seq_cst);
+    if (before == 1 && source.starved.load(std::memory_order_seq_cst) != 0) ring(message->source);
+  }
+  if (message->copy != nullptr) {
+    copies_bytes_ -= message->descriptor.bytes;
+    message->copy.reset();
+  }
+  free_messages_.push_back(message);
+}
+
+void Endpoint::add_copies(std::int64_t bytes, const Task& task) {
+  copies_bytes_ += bytes;
+  if (copies_bytes_ > options_.copies_limit_bytes) {
+    fail(fmt::format("{}: {} MiB of sent tensors wait outside shared memory, the limit is {} MiB; wait for the sends, or "
+                     "send less ahead",
+                     task.describe(), copies_bytes_ >> 20, options_.copies_limit_bytes >> 20));
+  }
+}
+
+Message* Endpoint::new_message() {
+  if (free_messages_.empty()) {
+    messages_.push_back(std::make_unique_for_overwrite<Message>());
+    return messages_.back().get();
+  }
+  Message* message = free_messages_.back();
+  free_messages_.pop_back();
+  return message;
+}
+
+void Endpoint::ring(std::int64_t rank) {
+  RankSlot& slot = segment_->slot(rank);
+  slot.bell.fetch_add(1, std::memory_order_seq_cst);
+  if (slot.asleep.load(std::memory_order_seq_cst) != 0 && slot.asleep.exchange(0) != 0) futex_wake_all(slot.bell);
+}
+
+void Endpoint::ring_all() {
+  for (std::int64_t rank = 0; rank < num_ranks_; ++rank) {
+    if (rank != rank_) ring(rank);
+  }
+}
+
+// ---- failure ----
+
+RankStatus Endpoint::status(std::int64_t rank) const {
+  return static_cast<RankStatus>(segment_->slot(rank).status.load(std::memory_order_acquire));
+}
+
+std::string Endpoint::describe_rank(std::int64_t rank) const {
+  const RankSlot& slot = segment_->slot(rank);
+  return fmt::format("rank {} ({}pid {})", rank, slot.is_thread.load() != 0 ? "thread of " : "", slot.pid.load());
+}
+
+std::string Endpoint::describe_last_call(std::int64_t rank) const {
+  const RankSlot& slot = segment_->slot(rank);
+  Call call;
+  std::array<std::uint64_t, sizeof(Call) / 8> words{};
+  for (std::size_t i = 0; i < words.size(); ++i) words[i] = slot.last_call[i].load(std::memory_order_relaxed);
+  std::memcpy(static_cast<void*>(&call), words.data(), sizeof(Call));
+  if (call.kind == CallKind::none) return "it has called nothing yet";
+  const auto found = spaces_.find(slot.last_context.load(std::memory_order_relaxed));
+  return fmt::format("its last call is {} #{} of {}", to_string(call), slot.last_sequence.load(std::memory_order_relaxed),
+                     found == spaces_.end() ? "a group of others" : found->second->describe());
+}
+
+void Endpoint::check_failed(const Task* on_behalf) {
+  if (failure_) throw CommError(*failure_);
+  const std::uint32_t first = segment_->header().first_failure.load(std::memory_order_acquire);
+  if (first == 0) return;
+  const std::int64_t culprit = static_cast<std::int64_t>(first) - 1;
+  std::string text = describe_rank(culprit);
+  if (status(culprit) == RankStatus::failed) {
+    text += fmt::format(" gave up: {}", segment_->slot(culprit).failure.data());
+  } else {
+    text += fmt::format(" died; {}", describe_last_call(culprit));
+  }
+  if (on_behalf != nullptr) text = fmt::format("{} on rank {}: {}", on_behalf->describe(), rank_, text);
+  failure_ = std::move(text);
+  auto attached = static_cast<std::uint32_t>(RankStatus::attached);
+  mine_.status.compare_exchange_strong(attached, static_cast<std::uint32_t>(RankStatus::failed));
+  throw CommError(*failure_);
+}
+
+void Endpoint::fail(std::string text) {
+  failure_ = std::move(text);
+  publish_failure(*failure_);
+  throw CommError(*failure_);
+}
+
+void Endpoint::publish_failure(std::string_view text) {
+  if (status(rank_) != RankStatus::attached) return;
+  const std::size_t length = std::min(text.size(), mine_.failure.size() - 1);
+  std::memcpy(mine_.failure.data(), text.data(), length);
+  mine_.failure[length] = '\0';
+  mine_.status.store(static_cast<std::uint32_t>(RankStatus::failed), std::memory_order_release);
+  std::uint32_t none = 0;
+  segment_->header().first_failure.compare_exchange_strong(none, static_cast<std::uint32_t>(rank_ + 1));
+  ring_all();
+}
+
+void Endpoint::note_death(std::int64_t rank) {
+  auto attached = static_cast<std::uint32_t>(RankStatus::attached);
+  if (!segment_->slot(rank).status.compare_exchange_strong(attached, static_cast<std::uint32_t>(RankStatus::died))) return;
+  std::uint32_t none = 0;
+  segment_->header().first_failure.compare_exchange_strong(none, static_cast<std::uint32_t>(rank + 1));
+  ring_all();
+}
+
+void Endpoint::check_peers(Task& task) {
+  next_check_ = Clock::now() + kTick;
+  if (!is_thread_) {
+    std::vector<pollfd> watched;
+    std::vector<std::int64_t> ranks;
+    for (std::int64_t peer = 0; peer < num_ranks_; ++peer) {
+      const int fd = pidfds_[static_cast<std::size_t>(peer)];
+      if (fd < 0) continue;
+      watched.push_back({fd, POLLIN, 0});
+      ranks.push_back(peer);
+    }
+    if (::poll(watched.data(), watched.size(), 0) > 0) {
+      for (std::size_t i = 0; i < watched.size(); ++i) {
+        if (watched[i].revents == 0) continue;
+        int& fd = pidfds_[static_cast<std::size_t>(ranks[i])];
+        ::close(std::exchange(fd, -1));
+        note_death(ranks[i]);  // unless it had closed its world or failed before
+      }
+      check_failed(&task);
+    }
+  }
+  check_left(task);
+}
+
+void Endpoint::check_left(Task& task) {
+  const auto has_left = [&](std::int32_t member) {
+    const std::int64_t rank = task.space.members[static_cast<std::size_t>(member)];
+    return status(rank) == RankStatus::closed;
+  };
+  std::vector<std::int32_t> gone = task.awaited();
+  std::erase_if(gone, [&](std::int32_t member) { return !has_left(member); });
+  if (gone.empty()) return;
+  progress(&task);  // takes in what they sent before they left
+  if (task.finished) return;
+  const std::vector<std::int32_t> awaited = task.awaited();
+  for (const std::int32_t member : gone) {
+    if (std::find(awaited.begin(), awaited.end(), member) == awaited.end()) continue;
+    const std::int64_t rank = task.space.members[static_cast<std::size_t>(member)];
+    fail(fmt::format("{} on rank {}: {} has left: it closed its world before taking part; {}", task.describe(), rank_,
+                     describe_rank(rank), describe_last_call(rank)));
+  }
+}
+
+void Endpoint::fail_deadline(Task& task, std::chrono::nanoseconds waited) {
+  std::vector<std::string> waited_for;
+  for (const std::int32_t member : task.awaited()) {
+    const std::int64_t rank = task.space.members[static_cast<std::size_t>(member)];
+    waited_for.push_back(fmt::format("{}: {}", describe_rank(rank), describe_last_call(rank)));
+  }
+  fail(fmt::format("{} timed out after {} ms on rank {}; waiting for {}", task.describe(),
+                   std::chrono::round<std::chrono::milliseconds>(waited).count(), rank_, fmt::join(waited_for, "; ")));
+}
+
+}  // namespace espalier::detail::host

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Private: one rank's end of the shared memory. It drains all incoming rings into the operations they belong to (or keeps
+// what comes early), advances every operation under way, and does the waiting and the watching of peers. Everything
+// runs inside calls of the rank's own threads, under one mutex; there is no thread of its own.
+//
+// Nothing a peer does or omits can block it: what finds no room is tried again in the next call, and a rank that runs
+// out of room asks its readers, who then copy what they hold of its arena to memory of their own.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "espalier/comm/backends/host/arena.hpp"
+#include "espalier/comm/backends/host/segment.hpp"
+#include "espalier/comm/backends/host/task.hpp"
+#include "espalier/comm/communicator.hpp"
+
+namespace espalier::detail::host {
+
+struct EndpointOptions {
+  std::chrono::milliseconds timeout{300'000};
+  std::int64_t copies_limit_bytes = std::int64_t{4} << 30;  // copies of sent and of early tensors outside the arenas
+};
+
+// Room for one payload, to be filled and dispatched at once.
+struct Parcel {
+  char* data = nullptr;
+  std::size_t bytes = 0;
+  std::uint64_t block = 0;  // 0: inline
+};
+
+class Endpoint {
+ public:
+  // Joins the segment; a rank that is a process waits there for all others. CommError naming who is missing.
+  Endpoint(std::shared_ptr<Segment> segment, std::int64_t rank, bool is_thread, const EndpointOptions& options);
+  ~Endpoint();  // leaves; never waits
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  // The communication space of these ranks; made at the first call.
+  Space& space(std::span<const std::int64_t> members, std::string_view name, std::uint64_t context);
+
+  // Starts an operation. CommError when the world is poisoned or this call contradicts another rank's.
+  void post(const std::shared_ptr<Task>& task);
+  bool poll(Task& task);
+  void wait(Task& task, Clock::time_point deadline);
+
+  // Tells all that this rank has given up.
+  void abort(std::string_view reason);
+
+  std::chrono::milliseconds timeout() const { return options_.timeout; }
+  double wait_seconds() const { return static_cast<double>(waited_ns_.load(std::memory_order_relaxed)) * 1e-9; }
+  std::int64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
+  std::int64_t rank() const { return rank_; }
+
+  // ---- for tasks, under the mutex ----
+
+  // Room for `bytes` to these world ranks; false: none now, the task stays due.
+  bool reserve(std::span<const std::int32_t> to, std::size_t bytes, Parcel& parcel);
+  // Sends what was reserved; `descriptor` says what it is a part of.
+  void dispatch(std::span<const std::int32_t> to, Descriptor& descriptor, const Parcel& parcel);
+  // Whether the readers of a block are through; false asks to be woken when some block is.
+  bool released(std::uint64_t block);
+  void release(Message* message);
+  // Counts memory held outside the arenas; fails the world above the limit.
+  void add_copies(std::int64_t bytes, const Task& task);
+  // Poisons the world on every rank and throws.
+  [[noreturn]] void fail(std::string text);
+  // "rank 3 (pid 1234)".
+  std::string describe_rank(std::int64_t rank) const;
+
+ private:
+  void attach();
+  void watch_peers();
+  void give_back_undrained();
+  void progress(const Task* on_behalf);
+  void drain();
+  void advance_tasks();
+  void route(Message* message);
+  void deliver(Space& space, Message* message);
+  void evict_for_starved();
+  void show_starved(Starved starved);
+  void check_failed(const Task* on_behalf);
+  void check_peers(Task& task);
+  void check_left(Task& task);
+  void note_death(std::int64_t rank);
+  [[noreturn]] void fail_deadline(Task& task, std::chrono::nanoseconds waited);
+  void publish_failure(std::string_view text);
+  void ring(std::int64_t rank);
+  void ring_all();
+  Message* new_message();
+  RankStatus status(std::int64_t rank) const;
+  std::string describe_last_call(std::int64_t rank) const;
+
+  const std::shared_ptr<Segment> segment_;
+  const std::int64_t rank_;
+  const std::int64_t num_ranks_;
+  const bool is_thread_;
+  const EndpointOptions options_;
+  const bool cores_for_all_;  // spinning takes nothing from a peer
+
+  std::mutex mutex_;
+  RankSlot& mine_;
+  Arena arena_;
+  std::array<char, kInlineBytes> inline_scratch_;
+  Starved starved_ = Starved::no;         // as shown to the others
+  Starved wants_ = Starved::no;           // found out in the pass under way
+  std::vector<std::shared_ptr<Task>> tasks_;  // under way, oldest first
+  std::unordered_map<std::uint64_t, std::unique_ptr<Space>> spaces_;
+  std::unordered_map<std::uint64_t, MessageQueue> orphans_;  // for spaces this rank has not made yet
+  std::vector<std::unique_ptr<Message>> messages_;           // all there are
+  std::vector<Message*> free_messages_;
+  std::vector<Message*> held_;  // by source: messages whose payload lies in its arena
+  std::vector<int> pidfds_;     // by rank; -1: not watched
+  std::int64_t copies_bytes_ = 0;
+  Clock::time_point next_check_{};
+  int waiters_ = 0;
+  std::optional<std::string> failure_;
+  std::atomic<std::int64_t> waited_ns_{0};
+  std::atomic<std::int64_t> bytes_sent_{0};
+};
+
+}  // namespace espalier::detail::host

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/comm/backends/host/host_transport.hpp"
+
+#include <cstring>
+#include <utility>
+
+#include "espalier/comm/backends/host/endpoint.hpp"
+#include "espalier/comm/backends/host/tasks.hpp"
+
+namespace espalier::detail {
+namespace host {
+namespace {
+
+// What a Work holds. The task belongs to the endpoint until it is done, so a dropped Work needs no care.
+class HostOperation final : public Operation {
+ public:
+  HostOperation(std::shared_ptr<Endpoint> endpoint, std::shared_ptr<Task> task)
+      : endpoint_(std::move(endpoint)), task_(std::move(task)) {}
+
+  bool done() override { return endpoint_->poll(*task_); }
+  void wait(Clock::time_point deadline) override { endpoint_->wait(*task_, deadline); }
+  std::chrono::milliseconds timeout() const override { return endpoint_->timeout(); }
+  void park(std::shared_ptr<Operation>) override {}
+
+ private:
+  std::shared_ptr<Endpoint> endpoint_;
+  std::shared_ptr<Task> task_;
+};
+
+char* bytes_of(const at::Tensor& tensor) { return static_cast<char*>(tensor.mutable_data_ptr()); }
+const char* const_bytes_of(const at::Tensor& tensor) { return static_cast<const char*>(tensor.const_data_ptr()); }
+
+void copy_bytes(char* to, const char* from, std::size_t bytes) {
+  if (bytes > 0 && to != from) std::memmove(to, from, bytes);
+}
+
+class HostCommunicator final : public Communicator {
+ public:
+  HostCommunicator(std::shared_ptr<Endpoint> endpoint, Space& space) : endpoint_(std::move(endpoint)), space_(space) {}
+
+  const Capabilities& capabilities() const override { return capabilities_; }
+
+  std::shared_ptr<Operation> all_reduce(at::Tensor tensor, ReduceOp op) override {
+    Call call = call_of(CallKind::all_reduce, tensor);
+    call.reduce = op;
+    if (tensor.nbytes() * static_cast<std::size_t>(space_.size() - 1) <= kDirectReduceBytes) {
+      return post(std::make_shared<DirectReduceTask>(space_, call, std::move(tensor)));
+    }
+    return post(std::make_shared<ReduceTask>(space_, call, tensor, tensor));
+  }
+
+  std::shared_ptr<Operation> broadcast(at::Tensor tensor, std::int64_t root) override {
+    Call call = call_of(CallKind::broadcast, tensor);
+    call.root = static_cast<std::int32_t>(root);
+    auto incoming = nothing();
+    std::vector<ExchangeTask::Outgoing> outgoing;
+    if (root == space_.me) {
+      outgoing.push_back({.data = const_bytes_of(tensor), .bytes = tensor.nbytes(), .to = space_.others});
+    } else {
+      incoming[static_cast<std::size_t>(root)] = {.data = bytes_of(tensor), .bytes = tensor.nbytes(), .expected = true};
+    }
+    return exchange(call, std::move(outgoing), std::move(incoming), {std::move(tensor)});
+  }
+
+  std::shared_ptr<Operation> all_gather(at::Tensor output, at::Tensor input) override {
+    auto incoming = nothing();
+    const std::size_t bytes = input.nbytes();
+    for (std::size_t member = 0; member < incoming.size(); ++member) {
+      incoming[member] = {.data = bytes_of(output) + member * bytes, .bytes = bytes, .expected = true};
+    }
+    return gather(call_of(CallKind::all_gather, input), std::move(incoming), {output, input});
+  }
+
+  std::shared_ptr<Operation> all_gather_v(std::vector<at::Tensor> outputs, at::Tensor input) override {
+    auto incoming = nothing();
+    for (std::size_t member = 0; member < incoming.size(); ++member) {
+      incoming[member] = {.data = bytes_of(outputs[member]), .bytes = outputs[member].nbytes(), .expected = true};
+    }
+    Call call = call_of(CallKind::all_gather_v, input);
+    call.count = Call::kAnyCount;
+    outputs.push_back(std::move(input));
+    return gather(call, std::move(incoming), std::move(outputs));
+  }
+
+  std::shared_ptr<Operation> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
+    Call call = call_of(CallKind::reduce_scatter, output);
+    call.reduce = op;
+    return post(std::make_shared<ReduceTask>(space_, call, std::move(output), std::move(input)));
+  }
+
+  std::shared_ptr<Operation> all_to_all(at::Tensor output, at::Tensor input, std::vector<std::int64_t> output_elems,
+                                        std::vector<std::int64_t> input_elems) override {
+    Call call = call_of(CallKind::all_to_all, input);
+    call.count = Call::kAnyCount;
+    const std::size_t element_bytes = input.element_size();
+    auto incoming = nothing();
+    std::vector<ExchangeTask::Outgoing> outgoing(incoming.size());
+    const char* from = const_bytes_of(input);
+    char* to = bytes_of(output);
+    for (std::size_t member = 0; member < incoming.size(); ++member) {
+      const auto send_bytes = static_cast<std::size_t>(input_elems[member]) * element_bytes;
+      const auto recv_bytes = static_cast<std::size_t>(output_elems[member]) * element_bytes;
+      outgoing[member] = {.data = from, .bytes = send_bytes, .to = {space_.members[member]}};
+      incoming[member] = {.data = to, .bytes = recv_bytes, .expected = true};
+      from += send_bytes;
+      to += recv_bytes;
+    }
+    const auto me = static_cast<std::size_t>(space_.me);
+    incoming[me].expected = false;
+    copy_bytes(incoming[me].data, outgoing[me].data, incoming[me].bytes);
+    std::rotate(outgoing.begin(), outgoing.begin() + space_.me, outgoing.end());  // not everyone to member 0 first
+    outgoing.erase(outgoing.begin());
+    return exchange(call, std::move(outgoing), std::move(incoming), {std::move(output), std::move(input)});
+  }
+
+  std::shared_ptr<Operation> send(at::Tensor tensor, std::int64_t to, std::int64_t tag) override {
+    const Call call = call_of(CallKind::send, tensor);
+    return post(std::make_shared<SendTask>(space_, call, std::move(tensor), static_cast<std::int32_t>(to), tag));
+  }
+
+  std::shared_ptr<Operation> recv(at::Tensor tensor, std::int64_t from, std::int64_t tag) override {
+    const Call call = call_of(CallKind::recv, tensor);
+    return post(std::make_shared<RecvTask>(space_, call, std::move(tensor), static_cast<std::int32_t>(from), tag));
+  }
+
+  std::shared_ptr<Operation> barrier() override {
+    auto incoming = nothing();
+    for (auto& in : incoming) in.expected = true;
+    incoming[static_cast<std::size_t>(space_.me)].expected = false;
+    return exchange({.kind = CallKind::barrier}, {{.data = nullptr, .bytes = 0, .to = space_.others}}, std::move(incoming),
+                    {});
+  }
+
+ private:
+  static Call call_of(CallKind kind, const at::Tensor& tensor) {
+    return {.kind = kind, .dtype = tensor.scalar_type(), .count = tensor.numel()};
+  }
+
+  std::vector<ExchangeTask::Incoming> nothing() const {
+    return std::vector<ExchangeTask::Incoming>(static_cast<std::size_t>(space_.size()));
+  }
+
+  // All members send their input, the last tensor, to all.
+  std::shared_ptr<Operation> gather(const Call& call, std::vector<ExchangeTask::Incoming> incoming,
+                                    std::vector<at::Tensor> tensors) {
+    const at::Tensor& input = tensors.back();
+    auto& mine = incoming[static_cast<std::size_t>(space_.me)];
+    mine.expected = false;
+    copy_bytes(mine.data, const_bytes_of(input), input.nbytes());
+    std::vector<ExchangeTask::Outgoing> outgoing{
+        {.data = const_bytes_of(input), .bytes = input.nbytes(), .to = space_.others}};
+    return exchange(call, std::move(outgoing), std::move(incoming), std::move(tensors));
+  }
+
+  std::shared_ptr<Operation> exchange(const Call& call, std::vector<ExchangeTask::Outgoing> outgoing,
+                                      std::vector<ExchangeTask::Incoming> incoming, std::vector<at::Tensor> tensors) {
+    return post(std::make_shared<ExchangeTask>(space_, call, std::move(outgoing), std::move(incoming), std::move(tensors)));
+  }
+
+  std::shared_ptr<Operation> post(std::shared_ptr<Task> task) {
+    endpoint_->post(task);
+    return std::make_shared<HostOperation>(endpoint_, std::move(task));
+  }
+
+  const std::shared_ptr<Endpoint> endpoint_;
+  Space& space_;
+  const Capabilities capabilities_;
+};
+
+class HostTransport final : public Transport {
+ public:
+  explicit HostTransport(std::shared_ptr<Endpoint> endpoint) : endpoint_(std::move(endpoint)) {}
+
+  std::shared_ptr<Communicator> connect(const RankSet& members, std::string_view name, std::uint64_t context) override {
+    return std::make_shared<HostCommunicator>(endpoint_, endpoint_->space(members.to_vector(), name, context));
+  }
+  void abort(std::string_view reason) override { endpoint_->abort(reason); }
+  double wait_seconds() const override { return endpoint_->wait_seconds(); }
+  std::int64_t bytes_sent() const override { return endpoint_->bytes_sent(); }
+
+ private:
+  const std::shared_ptr<Endpoint> endpoint_;
+};
+
+std::shared_ptr<Transport> make_transport(std::shared_ptr<Segment> segment, std::int64_t rank, bool is_thread,
+                                          const HostOptions& options) {
+  return std::make_shared<HostTransport>(std::make_shared<Endpoint>(
+      std::move(segment), rank, is_thread,
+      EndpointOptions{.timeout = options.timeout, .copies_limit_bytes = options.copies_limit_bytes}));
+}
+
+}  // namespace
+}  // namespace host
+
+std::shared_ptr<Transport> make_host_transport(Store& store, std::int64_t rank, std::int64_t size,
+                                               const HostOptions& options) {
+  auto segment = host::Segment::for_processes(store, rank, size, options.arena_bytes, options.timeout);
+  return host::make_transport(std::move(segment), rank, false, options);
+}
+
+std::vector<std::shared_ptr<Transport>> make_host_transports_for_threads(std::int64_t size, const HostOptions& options) {
+  const auto segment = host::Segment::for_threads(size, options.arena_bytes);
+  std::vector<std::shared_ptr<Transport>> transports;
+  for (std::int64_t rank = 0; rank < size; ++rank) {
+    transports.push_back(host::make_transport(segment, rank, true, options));
+  }
+  return transports;
+}
+
+}  // namespace espalier::detail

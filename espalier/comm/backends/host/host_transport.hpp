@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Private: the shared-memory backend, for ranks of one host that are processes or threads.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "espalier/comm/communicator.hpp"
+#include "espalier/comm/store.hpp"
+
+namespace espalier::detail {
+
+struct HostOptions {
+  std::chrono::milliseconds timeout{300'000};                // of joining, and of waits without a deadline of their own
+  std::int64_t arena_bytes = std::int64_t{64} << 20;         // of each rank; memory is taken only as it is used
+  std::int64_t copies_limit_bytes = std::int64_t{4} << 30;   // of each rank: sent and early tensors outside the arenas
+};
+
+// For this process as `rank` of `size`. Blocks until all ranks have joined; CommError naming the missing ones.
+// ConfigError when the ranks cannot share memory, or a rank is started twice.
+std::shared_ptr<Transport> make_host_transport(Store& store, std::int64_t rank, std::int64_t size,
+                                               const HostOptions& options = {});
+
+// For all ranks of a world as threads of this process: entry r belongs to the thread of rank r.
+std::vector<std::shared_ptr<Transport>> make_host_transports_for_threads(std::int64_t size,
+                                                                         const HostOptions& options = {});
+
+}  // namespace espalier::detail

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/comm/backends/host/segment.hpp"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <sstream>
+
+#include "espalier/base/check.hpp"
+
+namespace espalier::detail::host {
+namespace {
+
+constexpr std::uint64_t kMagic = 0x6573'7061'6c69'0001;  // "espali", version of this layout
+constexpr std::string_view kSegmentKey = "host/segment";
+
+// The one place where a failed system call becomes an error.
+[[noreturn]] void fail_system_call(std::string_view what) {
+  throw CommError(fmt::format("host transport: {} failed: {} (errno {})", what, std::strerror(errno), errno));
+}
+
+int checked(int result, std::string_view what) {
+  if (result == -1) fail_system_call(what);
+  return result;
+}
+
+std::size_t rounded_to_page(std::size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  ~FileDescriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+}  // namespace
+
+Segment::Segment(std::int64_t num_ranks, std::int64_t arena_bytes, int fd)
+    : num_ranks_(num_ranks), arena_bytes_(arena_bytes) {
+  const std::size_t slots_at = rounded_to_page(sizeof(Header));
+  const std::size_t rings_at = slots_at + rounded_to_page(sizeof(RankSlot) * static_cast<std::size_t>(num_ranks));
+  const std::size_t arenas_at =
+      rings_at + rounded_to_page(sizeof(Ring) * static_cast<std::size_t>(num_ranks * num_ranks));
+  mapped_bytes_ = arenas_at + static_cast<std::size_t>(arena_bytes * num_ranks);
+  if (fd >= 0) {
+    struct stat status {};
+    checked(::fstat(fd, &status), "fstat of the shared memory");
+    if (status.st_size == 0) checked(::ftruncate(fd, static_cast<off_t>(mapped_bytes_)), "sizing the shared memory");
+    ESPALIER_CHECK(status.st_size == 0 || static_cast<std::size_t>(status.st_size) == mapped_bytes_,
+                   "shared memory has {} bytes, expected {}", status.st_size, mapped_bytes_);
+  }
+  const int flags = fd >= 0 ? MAP_SHARED : MAP_SHARED | MAP_ANONYMOUS;
+  void* mapped = ::mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, fd, 0);
+  if (mapped == MAP_FAILED) fail_system_call("mapping the shared memory");
+  base_ = static_cast<char*>(mapped);
+  slots_ = reinterpret_cast<RankSlot*>(base_ + slots_at);
+  rings_ = reinterpret_cast<Ring*>(base_ + rings_at);
+  arenas_ = base_ + arenas_at;
+}
+
+Segment::~Segment() { ::munmap(base_, mapped_bytes_); }
+
+std::shared_ptr<Segment> Segment::for_threads(std::int64_t num_ranks, std::int64_t arena_bytes) {
+  return std::shared_ptr<Segment>(new Segment(num_ranks, arena_bytes, -1));
+}
+
+std::shared_ptr<Segment> Segment::for_processes(Store& store, std::int64_t rank, std::int64_t num_ranks,
+                                                std::int64_t arena_bytes, std::chrono::milliseconds timeout) {
+  if (rank == 0) {
+    // Kept open for the life of the process, since the others open it through /proc/<pid>/fd; closed with the process.
+    FileDescriptor fd(checked(::memfd_create("espalier", MFD_CLOEXEC), "memfd_create"));
+    std::shared_ptr<Segment> segment(new Segment(num_ranks, arena_bytes, fd.get()));
+    segment->header().num_ranks = static_cast<std::uint64_t>(num_ranks);
+    segment->header().arena_bytes = static_cast<std::uint64_t>(arena_bytes);
+    segment->header().magic = kMagic;
+    store.set(kSegmentKey, fmt::format("/proc/{}/fd/{}\n{}", ::getpid(), fd.release(), host_identity()));
+    return segment;
+  }
+  const std::string published = store.get(kSegmentKey, timeout);
+  const std::size_t newline = published.find('\n');
+  ESPALIER_CHECK(newline != std::string::npos, "malformed entry '{}' in the store", published);
+  const std::string path = published.substr(0, newline);
+  const std::string identity = published.substr(newline + 1);
+  ESPALIER_CHECK_CONFIG(identity == host_identity(),
+                        "host backend: rank {} cannot share memory with rank 0: rank 0 runs in '{}', this rank in '{}' "
+                        "(boot id, pid namespace); use the gloo backend between hosts or containers",
+                        rank, identity, host_identity());
+  const int opened = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  ESPALIER_CHECK_CONFIG(opened >= 0,
+                        "host backend: rank {} cannot open rank 0's shared memory {}: {}; run all ranks as the same user, "
+                        "or use the gloo backend",
+                        rank, path, std::strerror(errno));
+  FileDescriptor fd(opened);
+  std::shared_ptr<Segment> segment(new Segment(num_ranks, arena_bytes, fd.get()));
+  ESPALIER_CHECK_CONFIG(segment->header().magic == kMagic &&
+                            segment->header().num_ranks == static_cast<std::uint64_t>(num_ranks),
+                        "host backend: rank {} found the shared memory of another version or of a world of {} ranks, "
+                        "expected {}; start all ranks from the same build",
+                        rank, segment->header().num_ranks, num_ranks);
+  return segment;
+}
+
+std::string host_identity() {
+  std::string boot_id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  struct stat status {};
+  checked(::stat("/proc/self/ns/pid", &status), "looking up the pid namespace");
+  return fmt::format("{} pid:{}", boot_id, status.st_ino);
+}
+
+void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, std::chrono::microseconds at_most) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(at_most);
+  const std::timespec limit{static_cast<std::time_t>(seconds.count()),
+                            static_cast<long>(std::chrono::nanoseconds(at_most - seconds).count())};
+  ::syscall(SYS_futex, &word, FUTEX_WAIT, expected, &limit, nullptr, 0);  // every way to return means: look again
+}
+
+void futex_wake_all(std::atomic<std::uint32_t>& word) {
+  ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace espalier::detail::host

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Private: the shared memory of one world on one host.
+//
+//   header | one slot a rank | one ring of descriptors an ordered pair of ranks | one payload arena a rank
+//
+// Rings have one producer and one consumer. A descriptor carries a small payload itself; a larger one lies in a block of
+// the producer's arena and counts its readers. Nothing here is per group.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "espalier/comm/backends/host/call.hpp"
+#include "espalier/comm/store.hpp"
+
+namespace espalier::detail::host {
+
+inline constexpr std::uint64_t kRingSlots = 64;
+inline constexpr std::size_t kInlineBytes = 176;
+inline constexpr std::size_t kBlockAlign = 64;
+
+// One message on its way: which operation it belongs to, and the payload or where it lies.
+struct alignas(64) Descriptor {
+  std::uint64_t context = 0;    // communication space
+  std::uint64_t sequence = 0;   // number of the operation in it (collectives) or in its channel (point to point)
+  std::int64_t tag = 0;         // point to point only
+  Call call;
+  std::uint64_t total_bytes = 0;  // of the stream this is a part of
+  std::uint64_t block = 0;        // offset of the payload in the sender's arena; 0: the payload is inline
+  std::uint32_t bytes = 0;        // of this part
+  std::uint32_t part = 0;
+  std::uint32_t phase = 0;
+  std::uint32_t reserved = 0;
+  std::array<char, kInlineBytes> inline_data;
+};
+static_assert(sizeof(Descriptor) == 256);
+
+struct Ring {
+  alignas(64) std::atomic<std::uint64_t> head;  // written by the producer
+  alignas(64) std::atomic<std::uint64_t> tail;  // written by the consumer
+  alignas(64) std::array<Descriptor, kRingSlots> descriptors;
+};
+
+enum class RankStatus : std::uint32_t { absent, attached, closed, failed, died };
+
+// What a rank shows to the others.
+struct RankSlot {
+  alignas(64) std::atomic<std::uint32_t> bell;  // moves whenever there may be something to do; the futex
+  std::atomic<std::uint32_t> asleep;            // set before sleeping on the bell
+  std::atomic<std::uint32_t> starved;           // a Starved value: wants its bell rung when something is released
+  alignas(64) std::atomic<std::uint32_t> status;
+  std::atomic<std::int32_t> pid;
+  std::atomic<std::uint32_t> is_thread;
+  std::atomic<std::uint64_t> last_context;  // the last operation posted, for other ranks' messages
+  std::atomic<std::uint64_t> last_sequence;
+  std::array<std::atomic<std::uint64_t>, sizeof(Call) / 8> last_call;
+  std::array<char, 1024> failure;  // written before status becomes failed
+};
+static_assert(sizeof(Call) % 8 == 0);
+
+enum class Starved : std::uint32_t { no, waits_for_release, out_of_space };
+
+struct Header {
+  std::uint64_t magic;
+  std::uint64_t num_ranks;
+  std::uint64_t arena_bytes;
+  alignas(64) std::atomic<std::uint32_t> attached;       // ranks so far; a futex
+  std::atomic<std::uint32_t> first_failure;  // 1 + the rank whose failure or death ended the world; 0: none
+};
+
+// Precedes every payload in an arena.
+struct alignas(kBlockAlign) BlockHeader {
+  std::atomic<std::uint32_t> readers;
+};
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
+
+// A mapping of the segment. All ranks of a world that are threads share one; every process has its own.
+class Segment {
+ public:
+  // Private to this process and its threads.
+  static std::shared_ptr<Segment> for_threads(std::int64_t num_ranks, std::int64_t arena_bytes);
+  // Rank 0 makes it, the others open it through /proc. Nothing has a name, so nothing stays behind. Blocks until rank 0
+  // has published it. ConfigError when this process cannot reach rank 0's memory (other host or pid namespace).
+  static std::shared_ptr<Segment> for_processes(Store& store, std::int64_t rank, std::int64_t num_ranks,
+                                                std::int64_t arena_bytes, std::chrono::milliseconds timeout);
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  Header& header() const { return *reinterpret_cast<Header*>(base_); }
+  RankSlot& slot(std::int64_t rank) const { return slots_[rank]; }
+  Ring& ring(std::int64_t from, std::int64_t to) const { return rings_[from * num_ranks_ + to]; }
+  char* arena(std::int64_t rank) const { return arenas_ + rank * arena_bytes_; }
+  BlockHeader& block(std::int64_t rank, std::uint64_t offset) const {
+    return *reinterpret_cast<BlockHeader*>(arena(rank) + offset - sizeof(BlockHeader));
+  }
+  std::int64_t num_ranks() const { return num_ranks_; }
+  std::int64_t arena_bytes() const { return arena_bytes_; }
+
+ private:
+  Segment(std::int64_t num_ranks, std::int64_t arena_bytes, int fd);
+
+  std::int64_t num_ranks_;
+  std::int64_t arena_bytes_;
+  std::size_t mapped_bytes_;
+  char* base_ = nullptr;
+  RankSlot* slots_ = nullptr;
+  Ring* rings_ = nullptr;
+  char* arenas_ = nullptr;
+};
+
+// Same text exactly for processes that can share memory and watch each other: boot id and pid namespace.
+std::string host_identity();
+
+// Waiting across processes: a non-private futex on one of the segment's words.
+void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, std::chrono::microseconds at_most);
+void futex_wake_all(std::atomic<std::uint32_t>& word);
+
+}  // namespace espalier::detail::host

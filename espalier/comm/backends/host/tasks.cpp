@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/comm/backends/host/tasks.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "espalier/base/check.hpp"
+#include "espalier/comm/backends/host/endpoint.hpp"
+#include "espalier/comm/backends/host/reduce.hpp"
+
+namespace espalier::detail::host {
+namespace {
+
+// Rounds that a member may scatter ahead of the one it reduces; blocks of one stream that may lie unread.
+constexpr std::int64_t kWindow = 2;
+constexpr std::size_t kUnreadBlocks = 4;
+
+constexpr std::uint32_t kScatter = 0;
+constexpr std::uint32_t kGather = 1;
+
+char* bytes_of(const at::Tensor& tensor) { return static_cast<char*>(tensor.mutable_data_ptr()); }
+
+}  // namespace
+
+// ---- ExchangeTask ----
+
+ExchangeTask::ExchangeTask(Space& the_space, const Call& the_call, std::vector<Outgoing> outgoing,
+                           std::vector<Incoming> incoming, std::vector<at::Tensor> tensors)
+    : Task(the_space, the_call),
+      outgoing_(std::move(outgoing)),
+      incoming_(std::move(incoming)),
+      tensors_(std::move(tensors)),
+      streams_open_(outgoing_.size()) {
+  members_open_ = std::count_if(incoming_.begin(), incoming_.end(), [](const Incoming& in) { return in.expected; });
+}
+
+bool ExchangeTask::advance(Endpoint& endpoint) {
+  for (bool moved = true; moved && streams_open_ > 0;) {
+    moved = false;
+    for (Outgoing& stream : outgoing_) {
+      if (!stream.complete && advance_stream(endpoint, stream)) moved = true;
+    }
+  }
+  return streams_open_ == 0 && members_open_ == 0;
+}
+
+// One chunk of one stream; false when there is no room.
+bool ExchangeTask::advance_stream(Endpoint& endpoint, Outgoing& stream) {
+  if (unread_.size() >= kUnreadBlocks * outgoing_.size()) {
+    std::erase_if(unread_, [&](std::uint64_t block) { return endpoint.released(block); });
+    if (unread_.size() >= kUnreadBlocks * outgoing_.size()) return false;
+  }
+  const std::size_t bytes = std::min(kChunkBytes, stream.bytes - stream.sent);
+  Parcel parcel;
+  if (!endpoint.reserve(stream.to, bytes, parcel)) return false;
+  if (bytes > 0) std::memcpy(parcel.data, stream.data + stream.sent, bytes);
+  Descriptor header = descriptor();
+  header.total_bytes = stream.bytes;
+  endpoint.dispatch(stream.to, header, parcel);
+  if (parcel.block != 0) unread_.push_back(parcel.block);
+  stream.sent += bytes;
+  stream.complete = stream.sent == stream.bytes;
+  if (stream.complete) --streams_open_;
+  return true;
+}
+
+void ExchangeTask::arrive(Endpoint& endpoint, Message* message) {
+  Incoming& in = incoming_[static_cast<std::size_t>(message->member)];
+  const Descriptor& part = message->descriptor;
+  if (!in.expected || part.total_bytes != in.bytes) {
+    endpoint.fail(fmt::format("{}: {} sends {} bytes to {}, which expects {}; sizes must agree on both sides", describe(),
+                              endpoint.describe_rank(message->source), part.total_bytes,
+                              endpoint.describe_rank(endpoint.rank()), in.expected ? in.bytes : 0));
+  }
+  if (part.bytes > 0) std::memcpy(in.data + in.received, message->payload, part.bytes);
+  in.received += part.bytes;
+  if (in.received == in.bytes) {
+    in.expected = false;
+    --members_open_;
+  }
+  endpoint.release(message);
+}
+
+std::vector<std::int32_t> ExchangeTask::awaited() const {
+  std::vector<std::int32_t> members;
+  for (std::int32_t member = 0; member < space.size(); ++member) {
+    if (incoming_[static_cast<std::size_t>(member)].expected) members.push_back(member);
+  }
+  if (members_open_ == 0) {
+    for (const Outgoing& stream : outgoing_) {
+      if (stream.complete) continue;
+      for (const std::int32_t rank : stream.to) members.push_back(space.index_of[static_cast<std::size_t>(rank)]);
+    }
+  }
+  return members;
+}
+
+// ---- DirectReduceTask ----
+
+DirectReduceTask::DirectReduceTask(Space& the_space, const Call& the_call, at::Tensor tensor)
+    : Task(the_space, the_call),
+      tensor_(std::move(tensor)),
+      data_(bytes_of(tensor_)),
+      bytes_(tensor_.nbytes()),
+      contributions_(static_cast<std::size_t>(the_space.size()), nullptr),
+      missing_(the_space.size() - 1) {}
+
+bool DirectReduceTask::advance(Endpoint& endpoint) {
+  if (!published_) {
+    Parcel parcel;
+    if (!endpoint.reserve(space.others, bytes_, parcel)) return false;
+    if (bytes_ > 0) std::memcpy(parcel.data, data_, bytes_);
+    Descriptor header = descriptor();
+    header.total_bytes = bytes_;
+    endpoint.dispatch(space.others, header, parcel);
+    published_ = true;
+  }
+  if (missing_ > 0) return false;
+  std::vector<const void*> sources(contributions_.size(), data_);
+  for (std::size_t member = 0; member < sources.size(); ++member) {
+    if (contributions_[member] != nullptr) sources[member] = contributions_[member]->payload;
+  }
+  host::reduce(call.reduce, call.dtype, sources, data_, nullptr, call.count);
+  for (Message* message : contributions_) {
+    if (message != nullptr) endpoint.release(message);
+  }
+  return true;
+}
+
+void DirectReduceTask::arrive(Endpoint&, Message* message) {
+  contributions_[static_cast<std::size_t>(message->member)] = message;
+  --missing_;
+}
+
+std::vector<std::int32_t> DirectReduceTask::awaited() const {
+  std::vector<std::int32_t> members;
+  for (std::int32_t member = 0; member < space.size(); ++member) {
+    if (member != space.me && contributions_[static_cast<std::size_t>(member)] == nullptr) members.push_back(member);
+  }
+  return members;
+}
+
+// ---- ReduceTask ----
+
+ReduceTask::ReduceTask(Space& the_space, const Call& the_call, at::Tensor output, at::Tensor input)
+    : Task(the_space, the_call),
+      output_(std::move(output)),
+      input_(std::move(input)),
+      output_data_(bytes_of(output_)),
+      input_data_(static_cast<const char*>(input_.const_data_ptr())),
+      element_bytes_(input_.element_size()),
+      count_(output_.numel()),
+      round_elems_(static_cast<std::int64_t>(kChunkBytes / element_bytes_) * (gathers() ? the_space.size() : 1)),
+      rounds_(std::max<std::int64_t>(1, (count_ + round_elems_ - 1) / round_elems_)),
+      gathers_missing_(gathers() ? rounds_ * (the_space.size() - 1) : 0),
+      slices_(static_cast<std::size_t>(the_space.size())),
+      gathered_(static_cast<std::size_t>(the_space.size()), 0),
+      sources_(static_cast<std::size_t>(the_space.size()), nullptr) {}
+
+ReduceTask::Range ReduceTask::slice(std::int64_t round, std::int32_t member) const {
+  const std::int64_t begin = round * round_elems_;
+  const std::int64_t count = std::min(round_elems_, count_ - begin);
+  if (!gathers()) return {member * count_ + begin, count};
+  const std::int64_t size = space.size();
+  const std::int64_t first = count * member / size;
+  return {begin + first, count * (member + 1) / size - first};
+}
+
+bool ReduceTask::advance(Endpoint& endpoint) {
+  for (bool moved = true; moved;) {
+    moved = false;
+    while (scattered_ < rounds_ && scattered_ < reduced_ + kWindow && scatter(endpoint)) moved = true;
+    while (reduced_ < scattered_ && round_arrived() && reduce(endpoint)) moved = true;
+  }
+  return reduced_ == rounds_ && gathers_missing_ == 0;
+}
+
+// Sends my contributions to the slices of the next round; false when there is no room for all of them now.
+bool ReduceTask::scatter(Endpoint& endpoint) {
+  for (; scattered_to_ < space.others.size(); ++scattered_to_) {
+    const std::int32_t to = space.others[scattered_to_];
+    const Range range = slice(scattered_, space.index_of[static_cast<std::size_t>(to)]);
+    const std::size_t bytes = static_cast<std::size_t>(range.count) * element_bytes_;
+    Parcel parcel;
+    if (!endpoint.reserve({&to, 1}, bytes, parcel)) return false;
+    if (bytes > 0) std::memcpy(parcel.data, input_data_ + static_cast<std::size_t>(range.begin) * element_bytes_, bytes);
+    Descriptor header = descriptor();
+    header.phase = kScatter;
+    header.part = static_cast<std::uint32_t>(scattered_);
+    endpoint.dispatch({&to, 1}, header, parcel);
+  }
+  ++scattered_;
+  scattered_to_ = 0;
+  return true;
+}
+
+bool ReduceTask::round_arrived() const {
+  for (std::int32_t member = 0; member < space.size(); ++member) {
+    if (member != space.me && slices_[static_cast<std::size_t>(member)].empty()) return false;
+  }
+  return true;
+}
+
+// Reduces my slice of the next round, whose contributions have all come, and sends the result; false: no room.
+bool ReduceTask::reduce(Endpoint& endpoint) {
+  const Range range = slice(reduced_, space.me);
+  Parcel result;
+  if (gathers() && !endpoint.reserve(space.others, static_cast<std::size_t>(range.count) * element_bytes_, result)) {
+    return false;
+  }
+  for (std::size_t member = 0; member < sources_.size(); ++member) {
+    sources_[member] = slices_[member].empty() ? input_data_ + static_cast<std::size_t>(range.begin) * element_bytes_
+                                               : slices_[member].front()->payload;
+  }
+  const std::int64_t out = gathers() ? range.begin : reduced_ * round_elems_;
+  host::reduce(call.reduce, call.dtype, sources_, output_data_ + static_cast<std::size_t>(out) * element_bytes_,
+               result.data, range.count);
+  for (MessageQueue& queue : slices_) {
+    if (!queue.empty()) endpoint.release(queue.pop());
+  }
+  if (gathers()) {
+    Descriptor header = descriptor();
+    header.phase = kGather;
+    header.part = static_cast<std::uint32_t>(reduced_);
+    endpoint.dispatch(space.others, header, result);
+  }
+  ++reduced_;
+  return true;
+}
+
+void ReduceTask::arrive(Endpoint& endpoint, Message* message) {
+  const auto member = static_cast<std::size_t>(message->member);
+  if (message->descriptor.phase == kScatter) {
+    slices_[member].push(message);
+    return;
+  }
+  const Range range = slice(gathered_[member]++, message->member);
+  if (range.count > 0) {
+    std::memcpy(output_data_ + static_cast<std::size_t>(range.begin) * element_bytes_, message->payload,
+                static_cast<std::size_t>(range.count) * element_bytes_);
+  }
+  --gathers_missing_;
+  endpoint.release(message);
+}
+
+std::vector<std::int32_t> ReduceTask::awaited() const {
+  std::vector<std::int32_t> members;
+  for (std::int32_t member = 0; member < space.size(); ++member) {
+    const auto m = static_cast<std::size_t>(member);
+    const bool owes_slice = reduced_ < rounds_ && slices_[m].empty();
+    if (member != space.me && (owes_slice || (gathers() && gathered_[m] < rounds_))) members.push_back(member);
+  }
+  return members;
+}
+
+// ---- SendTask ----
+
+SendTask::SendTask(Space& the_space, const Call& the_call, at::Tensor tensor, std::int32_t to, std::int64_t the_tag)
+    : Task(the_space, the_call),
+      tensor_(std::move(tensor)),
+      data_(static_cast<const char*>(tensor_.const_data_ptr())),
+      bytes_(tensor_.nbytes()) {
+  peer = to;
+  tag = the_tag;
+}
+
+bool SendTask::advance(Endpoint& endpoint) {
+  if (space.channels[{peer, tag}].senders.front() != this) return false;  // an earlier one goes first
+  const std::int32_t to = space.members[static_cast<std::size_t>(peer)];
+  while (!complete_) {
+    const std::size_t bytes = std::min(kSendChunkBytes, bytes_ - sent_);
+    Parcel parcel;
+    if (!endpoint.reserve({&to, 1}, bytes, parcel)) return false;
+    if (bytes > 0) std::memcpy(parcel.data, data_ + sent_, bytes);
+    Descriptor header = descriptor();
+    header.total_bytes = bytes_;
+    endpoint.dispatch({&to, 1}, header, parcel);
+    sent_ += bytes;
+    complete_ = sent_ == bytes_;
+  }
+  return true;
+}
+
+void SendTask::keep(Endpoint& endpoint) {
+  copy_bytes_ = bytes_ - sent_;
+  endpoint.add_copies(static_cast<std::int64_t>(copy_bytes_), *this);
+  copy_ = std::make_unique_for_overwrite<char[]>(copy_bytes_);
+  if (copy_bytes_ > 0) std::memcpy(copy_.get(), data_ + sent_, copy_bytes_);
+  data_ = copy_.get() - sent_;
+  tensor_.reset();
+}
+
+void SendTask::retire(Endpoint& endpoint) {
+  endpoint.add_copies(-static_cast<std::int64_t>(copy_bytes_), *this);
+  const auto found = space.channels.find({peer, tag});
+  Channel& channel = found->second;
+  channel.senders.erase(channel.senders.begin());
+  if (!channel.senders.empty()) channel.senders.front()->due = true;
+  if (channel.idle()) space.channels.erase(found);
+}
+
+// ---- RecvTask ----
+
+RecvTask::RecvTask(Space& the_space, const Call& the_call, at::Tensor tensor, std::int32_t from, std::int64_t the_tag)
+    : Task(the_space, the_call), tensor_(std::move(tensor)), data_(bytes_of(tensor_)), bytes_(tensor_.nbytes()) {
+  peer = from;
+  tag = the_tag;
+}
+
+bool RecvTask::advance(Endpoint& endpoint) {
+  Channel& channel = space.channels[{peer, tag}];
+  if (channel.receivers.front() != this) return false;
+  while (!channel.arrived.empty()) {
+    Message* message = channel.arrived.pop();
+    const Descriptor& part = message->descriptor;
+    if (part.call.dtype != call.dtype || part.call.count != call.count) {
+      endpoint.fail(fmt::format("{}: {} sent {} #{}, but {} receives {}; both sides must name the same dtype and number "
+                                "of elements",
+                                describe(), endpoint.describe_rank(message->source), to_string(part.call), part.sequence,
+                                endpoint.describe_rank(endpoint.rank()), to_string(call)));
+    }
+    if (part.bytes > 0) std::memcpy(data_ + received_, message->payload, part.bytes);
+    received_ += part.bytes;
+    endpoint.release(message);
+    if (received_ == bytes_) return true;
+  }
+  return false;
+}
+
+void RecvTask::retire(Endpoint&) {
+  const auto found = space.channels.find({peer, tag});
+  Channel& channel = found->second;
+  channel.receivers.erase(channel.receivers.begin());
+  if (!channel.receivers.empty()) channel.receivers.front()->due = true;
+  if (channel.idle()) space.channels.erase(found);
+}
+
+}  // namespace espalier::detail::host

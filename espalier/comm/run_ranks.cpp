@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/comm/run_ranks.hpp"
+
+#include <ATen/Parallel.h>
+#include <unistd.h>
+
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "espalier/base/check.hpp"
+#include "espalier/comm/backends/host/host_transport.hpp"
+#include "espalier/comm/threads.hpp"
+#include "espalier/comm/world_state.hpp"
+
+namespace espalier {
+namespace detail {
+namespace {
+
+// The first error of any rank, and whose it was.
+class FirstError {
+ public:
+  void keep(std::int64_t rank) {
+    const std::lock_guard lock(mutex_);
+    if (error_ != nullptr) return;
+    error_ = std::current_exception();
+    rank_ = rank;
+  }
+
+  void rethrow() const {
+    if (error_ == nullptr) return;
+    const auto text = [this](const std::exception& error) { return fmt::format("rank {}: {}", rank_, error.what()); };
+    try {
+      std::rethrow_exception(error_);
+    } catch (const ConfigError& error) {
+      throw ConfigError(text(error));
+    } catch (const CommError& error) {
+      throw CommError(text(error));
+    } catch (const InternalError& error) {
+      throw InternalError(text(error));
+    } catch (const std::exception& error) {
+      throw Error(text(error));
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr error_;
+  std::int64_t rank_ = 0;
+};
+
+std::string current_text() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception of unknown type";
+  }
+}
+
+std::string host_name() {
+  char name[256] = {};
+  ::gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+}  // namespace
+
+void run_threads(std::vector<std::shared_ptr<Transport>> transports, Backend backend,
+                 const std::function<void(World&)>& body, const WorldOptions& options) {
+  const auto size = static_cast<std::int64_t>(transports.size());
+  FirstError first_error;
+  std::vector<std::jthread> threads;
+  for (std::int64_t rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank, transport = std::move(transports[static_cast<std::size_t>(rank)])]() mutable {
+      at::set_num_threads(1);
+      try {
+        World world = make_world({.rank = rank, .size = size, .local_rank = rank, .local_size = size, .host = host_name(),
+                                  .launcher = "threads", .backend = backend},
+                                 transport, options);
+        body(world);
+      } catch (...) {
+        first_error.keep(rank);
+        if (transport != nullptr) transport->abort(current_text());
+      }
+      transport.reset();
+    });
+  }
+  threads.clear();  // joins
+  first_error.rethrow();
+}
+
+}  // namespace detail
+
+void run_ranks(std::int64_t num_ranks, const std::function<void(World&)>& body, const WorldOptions& options) {
+  ESPALIER_CHECK_CONFIG(num_ranks >= 1, "run_ranks: {} ranks; at least 1 is needed", num_ranks);
+  const Backend backend = options.backend.value_or(Backend::host);
+  ESPALIER_CHECK_CONFIG(backend == Backend::host, "run_ranks: the {} backend does not run ranks as threads; choose host",
+                        to_string(backend));
+  std::vector<std::shared_ptr<detail::Transport>> transports(1);  // a world of one needs none
+  if (num_ranks > 1) transports = detail::make_host_transports_for_threads(num_ranks, {.timeout = options.timeout});
+  detail::run_threads(std::move(transports), backend, body, options);
+}
+
+}  // namespace espalier

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a program can rely on when it runs ranks as threads.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+
+#include "espalier/base/error.hpp"
+#include "espalier/comm/collectives.hpp"
+#include "espalier/comm/run_ranks.hpp"
+
+namespace espalier {
+namespace {
+
+using testing::HasSubstr;
+
+void expect(bool holds, const char* what) {
+  if (!holds) throw std::runtime_error(what);
+}
+
+TEST(RunRanks, GivesEachThreadItsRankAndAWorldThatReduces) {
+  for (const std::int64_t size : {1, 2, 3, 5}) {
+    run_ranks(size, [&](World& world) {
+      expect(world.size() == size, "size");
+      for (const std::int64_t count : {0, 1, 7, 1000, 300'000}) {
+        at::Tensor tensor = at::arange(count, at::kFloat) + world.rank();
+        all_reduce_(tensor, world.group()).wait();
+        expect(tensor.equal(at::arange(count, at::kFloat) * size + size * (size - 1) / 2), "all_reduce");
+        tensor.fill_(world.rank());
+        broadcast_(tensor, world.group(), size - 1).wait();
+        expect(tensor.equal(at::full({count}, double(size - 1), at::kFloat)), "broadcast");
+        if (size > 1) {
+          at::Tensor received = at::empty({count});
+          Work sent = send(at::arange(count, at::kFloat) + world.rank(), world.group(), (world.rank() + 1) % size, 5);
+          recv(received, world.group(), (world.rank() + size - 1) % size, 5).wait();
+          sent.wait();
+          expect(received.equal(at::arange(count, at::kFloat) + (world.rank() + size - 1) % size), "send and recv");
+        }
+        barrier(world.group()).wait();
+      }
+    });
+  }
+}
+
+TEST(RunRanks, RethrowsTheFirstErrorWithItsRankAndEndsTheOthers) {
+  try {
+    run_ranks(3, [](World& world) {
+      if (world.rank() == 1) throw std::runtime_error("the model is on fire");
+      barrier(world.group()).wait();
+    });
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 1: the model is on fire"));
+  }
+}
+
+TEST(RunRanks, NamesTheRankThatLeavesBetweenTwoCollectives) {
+  try {
+    run_ranks(3, [](World& world) {
+      barrier(world.group()).wait();
+      if (world.rank() != 2) barrier(world.group()).wait();
+    });
+    FAIL() << "no error";
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 2 (thread of pid"));
+    EXPECT_THAT(error.what(), HasSubstr("barrier() #1 of group 'world' [0,1,2]"));
+  }
+}
+
+TEST(RunRanks, NamesBothCallsWhenRanksCallDifferentOperations) {
+  try {
+    run_ranks(2, [](World& world) {
+      at::Tensor tensor = at::zeros({4});
+      if (world.rank() == 0) {
+        all_reduce_(tensor, world.group()).wait();
+      } else {
+        broadcast_(tensor, world.group(), 1).wait();
+      }
+    });
+    FAIL() << "no error";
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("all_reduce(sum, float32 x 4)"));
+    EXPECT_THAT(error.what(), HasSubstr("broadcast(float32 x 4, root 1)"));
+  }
+}
+
+TEST(RunRanks, NamesWhoIsWaitedForAtTheDeadline) {
+  try {
+    run_ranks(2, [](World& world) {
+      at::Tensor tensor = at::zeros({4});
+      if (world.rank() == 0) recv(tensor, world.group(), 1, 9).wait(std::chrono::milliseconds(50));
+      if (world.rank() == 1) barrier(world.group()).wait();
+    });
+    FAIL() << "no error";
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("recv(float32 x 4) from rank 1, tag 9, #0 of group 'world' [0,1] timed out after"));
+    EXPECT_THAT(error.what(), HasSubstr("waiting for rank 1"));
+  }
+}
+
+}  // namespace
+}  // namespace espalier

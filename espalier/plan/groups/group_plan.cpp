@@ -65,7 +65,7 @@ GroupPlan GroupPlan::on(const RankSet& ranks) const {
                         "group plan: {} ranks for a plan of {}; expected one for each",
                         ranks.size(), world_size_);
   GroupPlan plan = *this;
-  plan.ranks_ = ranks;
+  if (ranks != RankSet::range(0, world_size_)) plan.ranks_ = ranks;
   return plan;
 }
 

@@ -12,6 +12,7 @@
 
 namespace espalier::command {
 
+void add_doctor(CLI::App& app); // what was built in and found, and which rank this is
 void add_run(CLI::App& app);    // any program as the ranks of one world on this host
 void add_train(CLI::App& app);  // train and verify: this process becomes espalier-train
 

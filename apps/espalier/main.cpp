@@ -22,6 +22,7 @@ namespace command = espalier::command;
 enum ExitCode { kConfigError = 2, kCommError = 3, kInternalError = 4 };
 
 void add_commands(CLI::App& app) {
+  command::add_doctor(app);
   command::add_run(app);
   command::add_train(app);
 }

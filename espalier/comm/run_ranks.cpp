@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "espalier/base/check.hpp"
+#include "espalier/comm/backends/gloo.hpp"
 #include "espalier/comm/backends/host/host_transport.hpp"
 #include "espalier/comm/threads.hpp"
 #include "espalier/comm/world_state.hpp"
@@ -97,10 +98,17 @@ void run_threads(std::vector<std::shared_ptr<Transport>> transports, Backend bac
 void run_ranks(std::int64_t num_ranks, const std::function<void(World&)>& body, const WorldOptions& options) {
   ESPALIER_CHECK_CONFIG(num_ranks >= 1, "run_ranks: {} ranks; at least 1 is needed", num_ranks);
   const Backend backend = options.backend.value_or(Backend::host);
-  ESPALIER_CHECK_CONFIG(backend == Backend::host, "run_ranks: the {} backend does not run ranks as threads; choose host",
-                        to_string(backend));
   std::vector<std::shared_ptr<detail::Transport>> transports(1);  // a world of one needs none
-  if (num_ranks > 1) transports = detail::make_host_transports_for_threads(num_ranks, {.timeout = options.timeout});
+  if (num_ranks > 1) {
+    switch (backend) {
+      case Backend::host:
+        transports = detail::make_host_transports_for_threads(num_ranks, {.timeout = options.timeout});
+        break;
+      case Backend::gloo:
+        transports = detail::make_gloo_transports_for_threads(num_ranks, {.timeout = options.timeout});
+        break;
+    }
+  }
   detail::run_threads(std::move(transports), backend, body, options);
 }
 

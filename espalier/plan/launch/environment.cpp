@@ -39,14 +39,14 @@ constexpr std::array<Dialect, 5> kDialects{{
 }};
 
 // Also looked at; the rest of what rank_variables() shows.
-constexpr std::array<const char*, 14> kOtherVariables{
+constexpr std::array<const char*, 15> kOtherVariables{
     "ESPALIER_MASTER_ADDR", "ESPALIER_MASTER_PORT",
     "ESPALIER_STORE_FD",    "ESPALIER_JOB",
     "ESPALIER_BACKEND",     "MASTER_ADDR",
     "MASTER_PORT",          "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_RUN_ID",  "TORCHELASTIC_RESTART_COUNT",
     "PMIX_NAMESPACE",       "SLURM_JOB_ID",
-    "SLURM_STEP_ID",        "SLURM_NTASKS"};
+    "SLURM_STEP_ID",        "SLURM_STEP_NUM_NODES", "SLURM_NTASKS"};
 
 const std::string* find(const Variables& variables, std::string_view name) {
   const auto found = variables.find(name);
@@ -158,6 +158,9 @@ std::optional<Claim> read_claim(const Variables& variables, const Dialect& diale
               find_number(variables, dialect.local_world_size, 1, kMaxRanks)};
   check_range(claim.rank, claim.world_size);
   check_local(claim);
+  if (const std::string* hosts = find(variables, "SLURM_STEP_NUM_NODES");
+      slurm && hosts != nullptr && *hosts == "1")
+    claim.local_world_size = FoundNumber{claim.world_size.value, "SLURM_STEP_NUM_NODES"};
   if (slurm && claim.world_size.value == 1) return std::nullopt;  // a one-task step: nobody to meet
   return claim;
 }

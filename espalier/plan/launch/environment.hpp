@@ -37,7 +37,7 @@ struct RankEnvironment {
   FoundNumber rank{0};
   FoundNumber world_size{1};
   FoundNumber local_rank{0};                         // among the ranks of this host
-  std::optional<FoundNumber> local_world_size = {};  // Slurm does not say
+  std::optional<FoundNumber> local_world_size = {};  // Slurm says it for one host
   std::optional<FoundText> master_address = {};      // where the ranks meet; both or neither
   std::optional<FoundNumber> master_port = {};
   bool agent_serves_store = false;  // torchrun's agent is the server, rank 0 a client

@@ -1,0 +1,565 @@
+// SPDX-License-Identifier: Apache-2.0
+// How c10d's ProcessGroupGloo is bent to what a Communicator promises:
+//
+//   sends      are copied and kept by the session until they have arrived, so posting one is all
+//   there is to it receives   can only be waited for, not asked: done() starts a thread that waits
+//   deadlines  are ours; Gloo's own would break all connections of the group
+//   dtypes     what is not reduced travels as bytes; float16 and bfloat16 are reduced in float32,
+//   int16 in int32, bool in
+//              uint8
+//   failure    see gloo_session
+#include "espalier/comm/backends/gloo.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <algorithm>
+#include <condition_variable>
+#include <functional>
+#include <limits>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "espalier/base/check.hpp"
+#include "espalier/comm/backends/gloo_session.hpp"
+#include "espalier/comm/names.hpp"
+
+namespace espalier::detail {
+
+namespace {
+
+using c10d::ProcessGroupGloo;
+using std::chrono::milliseconds;
+
+constexpr int kBreakingTag = std::numeric_limits<int>::max();  // nobody sends on it
+constexpr std::int64_t kMaxTag = kBreakingTag - 1;
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+class Link final : public GlooLink {
+ public:
+  explicit Link(c10::intrusive_ptr<ProcessGroupGloo> the_group) : group(std::move(the_group)) {}
+
+  // Waits in vain for a message that nobody sends: that time-out makes Gloo fail all that is
+  // pending.
+  void break_connections() override {
+    try {
+      std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
+      group->recv(nothing, group->getRank() == 0 ? 1 : 0, kBreakingTag)->wait(milliseconds(1));
+    } catch (const std::exception&) {  // which is the purpose
+    }
+  }
+
+  const c10::intrusive_ptr<ProcessGroupGloo> group;
+};
+
+// The name of an operation for messages, made only when needed: "all_reduce(sum, float32 x 4) #3 of
+// group 'data' [0,2]".
+using Naming = std::function<std::string()>;
+
+class TimedWait {
+ public:
+  explicit TimedWait(GlooSession& session) : session_(session) {}
+  ~TimedWait() { session_.waited_ns += std::chrono::nanoseconds(Clock::now() - start_).count(); }
+
+ private:
+  GlooSession& session_;
+  const Clock::time_point start_ = Clock::now();
+};
+
+milliseconds left_until(Clock::time_point deadline) {
+  return std::max(std::chrono::ceil<milliseconds>(deadline - Clock::now()), milliseconds(1));
+}
+
+class CollectiveOperation final : public Operation {
+ public:
+  CollectiveOperation(std::shared_ptr<GlooSession> session, GlooWork work, Naming name,
+                      std::function<void()> finish)
+      : session_(std::move(session)),
+        work_(std::move(work)),
+        name_(std::move(name)),
+        finish_(std::move(finish)) {}
+
+  bool done() override {
+    if (work_ == nullptr) return true;
+    if (!work_->isCompleted()) {
+      session_->check();
+      return false;
+    }
+    complete(milliseconds(1));
+    return true;
+  }
+
+  void wait(Clock::time_point deadline) override {
+    if (work_ == nullptr) return;
+    const TimedWait timed(*session_);
+    complete(left_until(deadline));
+  }
+
+  milliseconds timeout() const override { return session_->timeout(); }
+  void park(std::shared_ptr<Operation>) override {
+    if (work_ != nullptr) session_->keep(work_);
+  }
+
+ private:
+  void complete(milliseconds limit) {
+    try {
+      work_->wait(limit);
+    } catch (const std::exception& error) {
+      if (!work_->isCompleted())
+        throw CommError(session_->fail(
+            fmt::format("{} timed out after {} ms; gloo does not know which member is late",
+                        name_(), limit.count())));
+      throw CommError(session_->explain(name_(), first_line(error.what())));
+    }
+    work_ = nullptr;
+    if (finish_) {
+      const at::NoGradGuard no_grad;
+      finish_();
+    }
+  }
+
+  std::shared_ptr<GlooSession> session_;
+  GlooWork work_;  // null once done
+  Naming name_;
+  std::function<void()> finish_;
+};
+
+class ReceiveOperation final : public Operation {
+ public:
+  ReceiveOperation(std::shared_ptr<GlooSession> session, GlooWork work, std::int64_t from,
+                   Naming name)
+      : session_(std::move(session)), work_(std::move(work)), from_(from), name_(std::move(name)) {}
+
+  bool done() override {
+    if (work_ == nullptr) return true;
+    if (helper_ == nullptr) start_helper();
+    std::unique_lock lock(helper_->mutex);
+    if (!helper_->ended) {
+      lock.unlock();
+      session_->check();
+      return false;
+    }
+    conclude(helper_->trouble);
+    return true;
+  }
+
+  void wait(Clock::time_point deadline) override {
+    if (work_ == nullptr) return;
+    const TimedWait timed(*session_);
+    const milliseconds limit = left_until(deadline);
+    std::string trouble;
+    if (helper_ != nullptr) {
+      std::unique_lock lock(helper_->mutex);
+      if (!helper_->changed.wait_for(lock, limit, [&] { return helper_->ended; })) time_out(limit);
+      trouble = helper_->trouble;
+    } else {
+      trouble = wait_here(limit);
+      if (!trouble.empty() && Clock::now() >= deadline) time_out(limit);
+    }
+    conclude(trouble);
+  }
+
+  milliseconds timeout() const override { return session_->timeout(); }
+  void park(std::shared_ptr<Operation>) override {
+    if (work_ != nullptr) session_->keep(work_);
+  }
+
+ private:
+  struct Helper {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool ended = false;
+    std::string trouble;
+  };
+
+  static std::string wait_for(c10d::Work& work, milliseconds limit) {
+    try {
+      return work.wait(limit) ? "" : "aborted";
+    } catch (const std::exception& error) {
+      return first_line(error.what());
+    }
+  }
+  std::string wait_here(milliseconds limit) { return wait_for(*work_, limit); }
+
+  void start_helper() {
+    helper_ = std::make_shared<Helper>();
+    std::thread([helper = helper_, work = work_] {
+      std::string trouble = wait_for(*work, kGlooForever);
+      const std::lock_guard lock(helper->mutex);
+      helper->ended = true;
+      helper->trouble = std::move(trouble);
+      helper->changed.notify_all();
+    }).detach();
+  }
+
+  [[noreturn]] void time_out(milliseconds limit) {
+    throw CommError(session_->fail(fmt::format("{} timed out after {} ms; waiting for rank {}",
+                                               name_(), limit.count(), from_)));
+  }
+  void conclude(const std::string& trouble) {
+    if (!trouble.empty()) throw CommError(session_->explain(name_(), trouble));
+    work_ = nullptr;
+  }
+
+  std::shared_ptr<GlooSession> session_;
+  GlooWork work_;  // null once done
+  const std::int64_t from_;
+  Naming name_;
+  std::shared_ptr<Helper> helper_;
+};
+
+// What has been done when it was posted.
+class DoneOperation final : public Operation {
+ public:
+  bool done() override { return true; }
+  void wait(Clock::time_point) override {}
+  milliseconds timeout() const override { return milliseconds(0); }
+  void park(std::shared_ptr<Operation>) override {}
+};
+
+at::Tensor as_bytes(const at::Tensor& tensor) {
+  return tensor.view({tensor.numel()}).view(at::kByte);
+}
+
+c10d::ReduceOp to_c10d(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum:
+    case ReduceOp::mean:
+      return c10d::ReduceOp::SUM;
+    case ReduceOp::product:
+      return c10d::ReduceOp::PRODUCT;
+    case ReduceOp::min:
+      return c10d::ReduceOp::MIN;
+    case ReduceOp::max:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::bit_and:
+      return c10d::ReduceOp::BAND;
+    case ReduceOp::bit_or:
+      return c10d::ReduceOp::BOR;
+    case ReduceOp::bit_xor:
+      return c10d::ReduceOp::BXOR;
+  }
+  return c10d::ReduceOp::SUM;
+}
+
+// On bytes of 0 or 1.
+ReduceOp on_truth_values(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum:
+    case ReduceOp::max:
+    case ReduceOp::bit_or:
+      return ReduceOp::max;
+    case ReduceOp::product:
+    case ReduceOp::min:
+    case ReduceOp::bit_and:
+      return ReduceOp::min;
+    case ReduceOp::bit_xor:
+      return ReduceOp::bit_xor;
+    case ReduceOp::mean:
+      return op;  // refused before it gets here
+  }
+  return op;
+}
+
+// Memory in the dtype that Gloo reduces this one in: the same memory where it can.
+at::Tensor reducible(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kHalf:
+    case at::kBFloat16:
+      return tensor.to(at::kFloat);
+    case at::kShort:
+      return tensor.to(at::kInt);
+    case at::kBool:
+      return as_bytes(tensor);
+    default:
+      return tensor;
+  }
+}
+
+class GlooCommunicator final : public Communicator {
+ public:
+  GlooCommunicator(std::shared_ptr<GlooSession> session, std::shared_ptr<Link> link,
+                   const RankSet& members, std::string name)
+      : session_(std::move(session)),
+        link_(std::move(link)),
+        members_(members),
+        name_(std::move(name)) {
+    capabilities_.uneven_all_gather = false;
+    capabilities_.int16_reductions = false;
+    capabilities_.bfloat16_reductions = false;
+    capabilities_.names_dead_ranks = false;
+  }
+
+  const Capabilities& capabilities() const override { return capabilities_; }
+
+  std::shared_ptr<Operation> all_reduce(at::Tensor tensor, ReduceOp op) override {
+    const at::Tensor travels = reducible(tensor);
+    std::vector<at::Tensor> list{travels};
+    c10d::AllreduceOptions options;
+    options.reduceOp = to_c10d(tensor.scalar_type() == at::kBool ? on_truth_values(op) : op);
+    return post(
+        described("all_reduce", op, tensor), tensor.nbytes(),
+        [&] { return group().allreduce(list, options); },
+        [tensor, travels, op, size = members_.size()]() mutable {
+          if (op == ReduceOp::mean) travels.div_(size);
+          if (!travels.is_alias_of(tensor)) tensor.copy_(travels);
+        });
+  }
+
+  std::shared_ptr<Operation> broadcast(at::Tensor tensor, std::int64_t root) override {
+    std::vector<at::Tensor> list{as_bytes(tensor)};
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    if (tensor.numel() == 0) return nothing_to_do();
+    return post(
+        described("broadcast", tensor, fmt::format(", root {}", root)), tensor.nbytes(),
+        [&] { return group().broadcast(list, options); }, [tensor] {});
+  }
+
+  std::shared_ptr<Operation> all_gather(at::Tensor output, at::Tensor input) override {
+    if (input.numel() == 0) return nothing_to_do();
+    at::Tensor to = as_bytes(output), from = as_bytes(input);
+    return post(
+        described("all_gather", input), input.nbytes(),
+        [&] { return group()._allgather_base(to, from); }, [output, input] {});
+  }
+
+  // Padded to the longest part.
+  std::shared_ptr<Operation> all_gather_v(std::vector<at::Tensor> outputs,
+                                          at::Tensor input) override {
+    std::int64_t longest = 0;
+    for (const at::Tensor& output : outputs)
+      longest = std::max<std::int64_t>(longest, output.nbytes());
+    if (longest == 0) return nothing_to_do();
+    at::Tensor from = at::zeros({longest}, at::kByte);
+    from.narrow(0, 0, input.nbytes()).copy_(as_bytes(input));
+    at::Tensor to = at::empty({longest * members_.size()}, at::kByte);
+    return post(
+        described("all_gather_v", input), input.nbytes(),
+        [&] { return group()._allgather_base(to, from); },
+        [outputs = std::move(outputs), to, longest] {
+          for (std::size_t member = 0; member < outputs.size(); ++member)
+            as_bytes(outputs[member])
+                .copy_(to.narrow(0, static_cast<std::int64_t>(member) * longest,
+                                 outputs[member].nbytes()));
+        });
+  }
+
+  std::shared_ptr<Operation> reduce_scatter(at::Tensor output, at::Tensor input,
+                                            ReduceOp op) override {
+    if (input.numel() == 0) return nothing_to_do();
+    at::Tensor from = reducible(input).view({input.numel()});
+    at::Tensor to = from.scalar_type() == output.scalar_type()
+                        ? output.view({output.numel()})
+                        : at::empty({output.numel()}, from.options());
+    c10d::ReduceScatterOptions options;
+    options.reduceOp = to_c10d(input.scalar_type() == at::kBool ? on_truth_values(op) : op);
+    return post(
+        described("reduce_scatter", op, output), input.nbytes(),
+        [&] { return group()._reduce_scatter_base(to, from, options); },
+        [output, to, from, op, size = members_.size()]() mutable {
+          if (op == ReduceOp::mean) to.div_(size);
+          if (to.is_alias_of(output)) return;
+          if (output.scalar_type() == at::kBool) {
+            as_bytes(output).copy_(to);
+          } else {
+            output.view({output.numel()}).copy_(to);
+          }
+        });
+  }
+
+  std::shared_ptr<Operation> all_to_all(at::Tensor output, at::Tensor input,
+                                        std::vector<std::int64_t> output_elems,
+                                        std::vector<std::int64_t> input_elems) override {
+    at::Tensor to = as_bytes(output), from = as_bytes(input);
+    for (std::int64_t& count : output_elems) count *= output.element_size();
+    for (std::int64_t& count : input_elems) count *= input.element_size();
+    return post(
+        described("all_to_all", input), input.nbytes(),
+        [&] { return group().alltoall_base(to, from, output_elems, input_elems); },
+        [output, input] {});
+  }
+
+  std::shared_ptr<Operation> send(at::Tensor tensor, std::int64_t to, std::int64_t tag) override {
+    check_tag("send", tag);
+    const auto name = described("send", tensor, fmt::format(") to rank {}, tag {}", to, tag));
+    const std::lock_guard lock(mutex_);
+    session_->check();
+    std::vector<at::Tensor> copy{as_bytes(tensor.clone())};
+    GlooWork work = start(name(next_sequence()), [&] {
+      return group().send(copy, static_cast<int>(to), static_cast<int>(tag));
+    });
+    session_->bytes_sent += static_cast<std::int64_t>(tensor.nbytes());
+    session_->keep_sent(std::move(work), members_.member(to), name(sequence_ - 1));
+    return nothing_to_do();
+  }
+
+  std::shared_ptr<Operation> recv(at::Tensor tensor, std::int64_t from, std::int64_t tag) override {
+    check_tag("recv", tag);
+    const auto name = described("recv", tensor, fmt::format(") from rank {}, tag {}", from, tag));
+    const std::lock_guard lock(mutex_);
+    session_->check();
+    std::vector<at::Tensor> list{as_bytes(tensor)};
+    const std::int64_t sequence = next_sequence();
+    GlooWork work = start(name(sequence), [&] {
+      return group().recv(list, static_cast<int>(from), static_cast<int>(tag));
+    });
+    return std::make_shared<ReceiveOperation>(session_, std::move(work), members_.member(from),
+                                              [name, sequence] { return name(sequence); });
+  }
+
+  // A byte that is reduced: c10d's own barrier would also wait for what was posted before.
+  std::shared_ptr<Operation> barrier() override {
+    std::vector<at::Tensor> list{at::zeros({1}, at::kByte)};
+    return post(
+        [suffix = suffix()](std::int64_t sequence) {
+          return fmt::format("barrier() #{}{}", sequence, suffix);
+        },
+        0, [&] { return group().allreduce(list); }, nullptr);
+  }
+
+ private:
+  using Described = std::function<std::string(std::int64_t sequence)>;
+
+  ProcessGroupGloo& group() { return *link_->group; }
+  std::int64_t next_sequence() { return sequence_++; }
+  std::string suffix() const {
+    return fmt::format(" of group '{}' {}", name_, members_.to_string());
+  }
+
+  Described described(const char* what, const at::Tensor& tensor, std::string rest = ")") const {
+    if (rest.find(')') == std::string::npos) rest += ")";
+    return [what, dtype = dtype_name(tensor.scalar_type()), count = tensor.numel(), rest,
+            suffix = suffix()](auto sequence) {
+      return fmt::format("{}({} x {}{} #{}{}", what, dtype, count, rest, sequence, suffix);
+    };
+  }
+  Described described(const char* what, ReduceOp op, const at::Tensor& tensor) const {
+    return [what, op, dtype = dtype_name(tensor.scalar_type()), count = tensor.numel(),
+            suffix = suffix()](auto sequence) {
+      return fmt::format("{}({}, {} x {}) #{}{}", what, detail::to_string(op), dtype, count,
+                         sequence, suffix);
+    };
+  }
+
+  static void check_tag(std::string_view where, std::int64_t tag) {
+    ESPALIER_CHECK_CONFIG(tag >= 0 && tag <= kMaxTag, "{}: tag {}; over gloo tags go from 0 to {}",
+                          where, tag, kMaxTag);
+  }
+
+  static std::shared_ptr<Operation> nothing_to_do() { return std::make_shared<DoneOperation>(); }
+
+  // Gloo refuses some things at once, connections that broke among them.
+  template <typename Start>
+  GlooWork start(const std::string& name, const Start& body) {
+    try {
+      return body();
+    } catch (const std::exception& error) {
+      throw CommError(session_->explain(name, first_line(error.what())));
+    }
+  }
+
+  template <typename Start>
+  std::shared_ptr<Operation> post(Described name, std::size_t bytes, const Start& body,
+                                  std::function<void()> finish) {
+    const std::lock_guard lock(mutex_);  // all members must start in the same order
+    session_->check();
+    const std::int64_t sequence = next_sequence();
+    GlooWork work = start(name(sequence), body);
+    session_->bytes_sent += static_cast<std::int64_t>(bytes);
+    return std::make_shared<CollectiveOperation>(
+        session_, std::move(work), [name = std::move(name), sequence] { return name(sequence); },
+        std::move(finish));
+  }
+
+  const std::shared_ptr<GlooSession> session_;
+  const std::shared_ptr<Link> link_;
+  const RankSet members_;
+  const std::string name_;
+  Capabilities capabilities_;
+  std::mutex mutex_;
+  std::int64_t sequence_ = 0;
+};
+
+class GlooTransport final : public Transport {
+ public:
+  GlooTransport(std::shared_ptr<C10dStore> store, std::int64_t rank, std::int64_t size,
+                const GlooOptions& options)
+      : session_(std::make_shared<GlooSession>(std::move(store), rank, size, options.timeout)),
+        options_(options) {}
+
+  std::shared_ptr<Communicator> connect(const RankSet& members, std::string_view name,
+                                        std::uint64_t context) override {
+    session_->check();
+    const auto store = session_->store()->below(fmt::format("gloo/{:x}", context));
+    const auto me = members.index_of(session_->rank());
+    ESPALIER_CHECK(me.has_value(), "rank {} connects a group of {}", session_->rank(),
+                   members.to_string());
+    store->set(fmt::format("here/{}", *me), "1");
+    auto options = ProcessGroupGloo::Options::create(options_.timeout);
+    options->devices.push_back(ProcessGroupGloo::createDeviceForHostname(options_.address));
+    options->group_name = std::string(name);
+    for (const std::int64_t member : members.to_vector())
+      options->global_ranks_in_group.push_back(static_cast<std::uint64_t>(member));
+    std::shared_ptr<Link> link;
+    try {
+      link = std::make_shared<Link>(c10::make_intrusive<ProcessGroupGloo>(
+          c10::make_intrusive<c10d::PrefixStore>("pairs", store->c10d_store()),
+          static_cast<int>(*me), static_cast<int>(members.size()), options));
+    } catch (const std::exception& error) {
+      throw CommError(session_->fail(not_connected(*store, members, name, error.what())));
+    }
+    link->group->setTimeout(kGlooForever);
+    session_->add(link);
+    return std::make_shared<GlooCommunicator>(session_, std::move(link), members,
+                                              std::string(name));
+  }
+
+  void abort(std::string_view reason) override { session_->fail(std::string(reason)); }
+  double wait_seconds() const override {
+    return static_cast<double>(session_->waited_ns.load()) * 1e-9;
+  }
+  std::int64_t bytes_sent() const override { return session_->bytes_sent.load(); }
+
+ private:
+  std::string not_connected(C10dStore& store, const RankSet& members, std::string_view name,
+                            const std::string& cause) {
+    std::vector<std::int64_t> missing;
+    try {
+      for (std::int64_t index = 0; index < members.size(); ++index)
+        if (!store.has(fmt::format("here/{}", index))) missing.push_back(members.member(index));
+    } catch (const CommError&) {  // the cause has to do
+    }
+    const std::string who =
+        missing.empty() ? "" : fmt::format("rank {} did not come: ", fmt::join(missing, ", "));
+    return fmt::format("group '{}' {}: not connected within {} ms over {}: {}{}", name,
+                       members.to_string(), options_.timeout.count(), options_.address, who,
+                       first_line(cause));
+  }
+
+  const std::shared_ptr<GlooSession> session_;
+  const GlooOptions options_;
+};
+
+}  // namespace
+
+std::shared_ptr<Transport> make_gloo_transport(std::shared_ptr<C10dStore> store, std::int64_t rank,
+                                               std::int64_t size, const GlooOptions& options) {
+  return std::make_shared<GlooTransport>(std::move(store), rank, size, options);
+}
+
+std::vector<std::shared_ptr<Transport>> make_gloo_transports_for_threads(
+    std::int64_t size, const GlooOptions& options) {
+  const auto store = make_thread_store();
+  std::vector<std::shared_ptr<Transport>> transports;
+  for (std::int64_t rank = 0; rank < size; ++rank)
+    transports.push_back(make_gloo_transport(store, rank, size, options));
+  return transports;
+}
+
+}  // namespace espalier::detail

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Private: the backend over TCP, through the Gloo inside LibTorch. For ranks on several hosts, and
+// to compare with.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "espalier/comm/communicator.hpp"
+#include "espalier/comm/rendezvous.hpp"
+
+namespace espalier::detail {
+
+struct GlooOptions {
+  std::chrono::milliseconds timeout{
+      300'000};  // of connecting a group, and of waits without a deadline of their own
+  std::string address = "127.0.0.1";  // of this host, where the others can reach it
+};
+
+// For this process or thread as `rank` of `size`; nothing is connected yet, so it does not block.
+std::shared_ptr<Transport> make_gloo_transport(std::shared_ptr<C10dStore> store, std::int64_t rank,
+                                               std::int64_t size, const GlooOptions& options = {});
+
+// For all ranks of a world as threads of this process: entry r belongs to the thread of rank r.
+std::vector<std::shared_ptr<Transport>> make_gloo_transports_for_threads(
+    std::int64_t size, const GlooOptions& options = {});
+
+}  // namespace espalier::detail

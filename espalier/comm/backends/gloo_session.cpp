@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keys in the world's store:
+//   gloo/stop/<rank>   why this rank must stop; empty: its own transport closes
+//   gloo/left/<rank>   this rank takes nothing any more
+#include "espalier/comm/backends/gloo_session.hpp"
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "espalier/base/check.hpp"
+
+namespace espalier::detail {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kReasonTime{
+    300};  // how long a rank that lost a connection waits for the store to say why
+constexpr milliseconds kHelperTime{1000};  // how long the end of a helper thread is waited for
+constexpr milliseconds kFlushPause{20};
+
+std::string stop_key(std::int64_t rank) { return fmt::format("gloo/stop/{}", rank); }
+std::string left_key(std::int64_t rank) { return fmt::format("gloo/left/{}", rank); }
+
+}  // namespace
+
+struct GlooSession::State {
+  struct Sent {
+    GlooWork work;
+    std::int64_t to;
+    std::string operation;
+  };
+
+  std::shared_ptr<C10dStore> store;
+  std::int64_t rank;
+  std::int64_t world_size;
+  milliseconds timeout;
+
+  mutable std::mutex mutex;  // guards what follows
+  std::condition_variable changed;
+  std::string poison;
+  bool closing = false;
+  std::vector<std::shared_ptr<GlooLink>> links;
+  std::vector<GlooWork> kept;
+  std::deque<Sent> sent;
+
+  // Whether this reason is the first.
+  bool take_poison(const std::string& reason) {
+    const std::lock_guard lock(mutex);
+    if (!poison.empty() || closing) return false;
+    poison = reason;
+    changed.notify_all();
+    return true;
+  }
+
+  void break_links() {
+    std::vector<std::shared_ptr<GlooLink>> all;
+    {
+      const std::lock_guard lock(mutex);
+      all = links;
+    }
+    for (const auto& link : all) link->break_connections();
+  }
+
+  std::string fail(const std::string& reason) {
+    if (!take_poison(reason)) {
+      const std::lock_guard lock(mutex);
+      return poison.empty() ? reason : poison;
+    }
+    try {
+      for (std::int64_t other = 0; other < world_size; ++other)
+        if (other != rank)
+          store->set(stop_key(other), fmt::format("rank {} reported: {}", rank, reason));
+    } catch (const CommError&) {  // without a store they learn it from their connections
+    }
+    break_links();
+    return reason;
+  }
+
+  std::string explain(const std::string& operation, const std::string& cause) {
+    std::string reason;
+    {
+      std::unique_lock lock(mutex);
+      changed.wait_for(lock, kReasonTime, [&] { return !poison.empty() || closing; });
+      reason = poison;
+    }
+    if (!reason.empty()) return fmt::format("{} failed: {}", operation, reason);
+    return fail(fmt::format("{} failed: {}", operation, cause));
+  }
+
+  // Ends with the first reason, with the store, or with the session, which sets the key to nothing.
+  void watch(C10dStore own) {
+    try {
+      const std::string reason = own.get(stop_key(rank), kGlooForever);
+      if (!reason.empty() && take_poison(reason)) break_links();
+    } catch (
+        const std::exception&) {  // the store's server has gone; connections tell what else happens
+    }
+  }
+
+  // Waits for the arrival of what was sent, the oldest first.
+  void keep_watch_over_sent() {
+    std::unique_lock lock(mutex);
+    while (true) {
+      changed.wait(lock, [&] { return closing || !sent.empty(); });
+      if (sent.empty()) return;
+      const Sent oldest = sent.front();
+      lock.unlock();
+      try {
+        oldest.work->wait(kGlooForever);
+      } catch (const std::exception& error) {
+        explain(oldest.operation, error.what());
+      }
+      lock.lock();
+      sent.pop_front();
+      changed.notify_all();
+    }
+  }
+
+  bool has_left(std::int64_t other) {
+    try {
+      return store->has(left_key(other));
+    } catch (const CommError&) {
+      return true;  // who serves the store has left, and whoever could ask with us
+    }
+  }
+};
+
+GlooSession::Helper::Helper(std::function<void()> body) {
+  std::packaged_task<void()> task(std::move(body));
+  ended_ = task.get_future();
+  thread_ = std::thread(std::move(task));
+}
+
+GlooSession::Helper::~Helper() {
+  if (!thread_.joinable()) return;
+  if (ended_.wait_for(kHelperTime) == std::future_status::ready) {
+    thread_.join();
+  } else {
+    thread_.detach();  // it holds all it needs
+  }
+}
+
+GlooSession::GlooSession(std::shared_ptr<C10dStore> store, std::int64_t rank,
+                         std::int64_t world_size, milliseconds timeout)
+    : state_(std::make_shared<State>()) {
+  state_->store = std::move(store);
+  state_->rank = rank;
+  state_->world_size = world_size;
+  state_->timeout = timeout;
+  // A connection of its own, since a waiting one serves nobody else.
+  watcher_ = Helper([state = state_, own = C10dStore(state_->store->c10d_store()->clone())] {
+    state->watch(own);
+  });
+}
+
+GlooSession::~GlooSession() {
+  flush();
+  std::vector<std::shared_ptr<GlooLink>> links;
+  bool is_broken = false;
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->closing = true;
+    state_->changed.notify_all();
+    is_broken = !state_->poison.empty();
+    links = state_->links;
+    const bool is_pending = !state_->sent.empty() ||
+                            std::any_of(state_->kept.begin(), state_->kept.end(),
+                                        [](const GlooWork& work) { return !work->isCompleted(); });
+    if (!is_broken && !is_pending) state_->links.clear();
+    is_broken = is_broken || is_pending;
+  }
+  if (is_broken) {
+    state_->break_links();
+    // Should one of Gloo's threads not notice, nobody here waits for it.
+    std::thread([state = state_, links = std::move(links)]() mutable {
+      {
+        const std::lock_guard lock(state->mutex);
+        state->links.clear();
+      }
+      links.clear();
+    }).detach();
+  }
+  try {
+    state_->store->set(stop_key(state_->rank), "");
+  } catch (const CommError&) {  // then the watcher has ended, too
+  }
+}
+
+const std::shared_ptr<C10dStore>& GlooSession::store() const { return state_->store; }
+std::int64_t GlooSession::rank() const { return state_->rank; }
+milliseconds GlooSession::timeout() const { return state_->timeout; }
+
+void GlooSession::check() const {
+  const std::lock_guard lock(state_->mutex);
+  if (!state_->poison.empty()) throw CommError(state_->poison);
+}
+
+std::string GlooSession::fail(const std::string& reason) { return state_->fail(reason); }
+
+std::string GlooSession::explain(const std::string& operation, const std::string& cause) {
+  return state_->explain(operation, cause);
+}
+
+void GlooSession::add(std::shared_ptr<GlooLink> link) {
+  const std::lock_guard lock(state_->mutex);
+  state_->links.push_back(std::move(link));
+}
+
+void GlooSession::keep(GlooWork work) {
+  const std::lock_guard lock(state_->mutex);
+  std::erase_if(state_->kept, [](const GlooWork& one) { return one->isCompleted(); });
+  state_->kept.push_back(std::move(work));
+}
+
+void GlooSession::keep_sent(GlooWork work, std::int64_t to, std::string operation) {
+  const std::lock_guard lock(state_->mutex);
+  state_->sent.push_back({std::move(work), to, std::move(operation)});
+  if (!keeper_.started()) keeper_ = Helper([state = state_] { state->keep_watch_over_sent(); });
+  state_->changed.notify_all();
+}
+
+void GlooSession::flush() {
+  std::unique_lock lock(state_->mutex);
+  const auto must_wait = [&] { return !state_->sent.empty() && state_->poison.empty(); };
+  if (!must_wait()) return;
+  lock.unlock();
+  try {
+    state_->store->set(left_key(state_->rank), "1");
+  } catch (const CommError&) {
+    return;
+  }
+  lock.lock();
+  const auto deadline = Clock::now() + state_->timeout;
+  while (must_wait() && Clock::now() < deadline) {
+    const std::int64_t to = state_->sent.front().to;
+    if (state_->changed.wait_for(lock, kFlushPause) == std::cv_status::no_timeout) continue;
+    lock.unlock();
+    const bool in_vain = state_->has_left(to);
+    lock.lock();
+    if (in_vain) return;
+  }
+}
+
+}  // namespace espalier::detail

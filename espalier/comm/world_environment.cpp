@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// World::from_environment: who am I (plan/launch/environment), who else is there (rendezvous), and
+// what to talk over.
+#include <algorithm>
+
+#include "espalier/base/check.hpp"
+#include "espalier/comm/backends/gloo.hpp"
+#include "espalier/comm/backends/host/host_transport.hpp"
+#include "espalier/comm/rendezvous.hpp"
+#include "espalier/comm/world.hpp"
+#include "espalier/comm/world_state.hpp"
+#include "espalier/plan/launch/environment.hpp"
+
+namespace espalier {
+
+namespace {
+
+std::optional<Backend> requested_backend(const WorldOptions& options, const Variables& variables) {
+  if (options.backend) return options.backend;
+  const auto found = variables.find("ESPALIER_BACKEND");
+  if (found == variables.end() || found->second.empty()) return std::nullopt;
+  try {
+    return backend_by_name(found->second);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("ESPALIER_BACKEND={}: {}", found->second, error.what()));
+  }
+}
+
+Backend choose_backend(std::optional<Backend> requested, const std::string& why_not_one_host) {
+  ESPALIER_CHECK_CONFIG(
+      requested != Backend::host || why_not_one_host.empty(),
+      "world: backend host needs all ranks on one host, but {}; ask for gloo, or for nothing",
+      why_not_one_host);
+  return requested.value_or(why_not_one_host.empty() ? Backend::host : Backend::gloo);
+}
+
+}  // namespace
+
+World World::from_environment(const WorldOptions& options) {
+  const Variables variables = process_variables();
+  const RankEnvironment found = discover_ranks(variables);
+  const std::optional<Backend> requested = requested_backend(options, variables);
+  detail::Place place{.rank = found.rank.value,
+                      .size = found.world_size.value,
+                      .local_rank = found.local_rank.value,
+                      .local_size = 1,
+                      .host = detail::this_participant(1, "").host,
+                      .launcher = std::string(to_string(found.launcher)),
+                      .backend = requested.value_or(Backend::host)};
+  if (place.size == 1) return detail::make_world(std::move(place), nullptr, options);
+
+  const detail::Roster roster =
+      detail::meet(found, requested ? to_string(*requested) : "", options.timeout);
+  const auto& machine = roster.participants[static_cast<std::size_t>(place.rank)].machine;
+  place.local_size = std::count_if(roster.participants.begin(), roster.participants.end(),
+                                   [&](const auto& other) { return other.machine == machine; });
+  place.backend = choose_backend(requested, roster.why_not_one_host);
+  std::shared_ptr<detail::Transport> transport;
+  switch (place.backend) {
+    case Backend::host:
+      transport = detail::make_host_transport(*roster.store, place.rank, place.size,
+                                              {.timeout = options.timeout});
+      break;
+    case Backend::gloo:
+      transport = detail::make_gloo_transport(
+          roster.store, place.rank, place.size,
+          {.timeout = options.timeout, .address = detail::address_for(roster, place.rank)});
+      break;
+  }
+  return detail::make_world(std::move(place), std::move(transport), options);
+}
+
+}  // namespace espalier

@@ -23,8 +23,8 @@ using detail::Operation;
 // An operation with something left to do on this rank once the backend has finished: copy back, divide, cast.
 class FinishingOperation final : public Operation {
  public:
-  FinishingOperation(std::shared_ptr<Operation> inner, std::function<void()> finish)
-      : inner_(std::move(inner)), finish_(std::move(finish)) {}
+  FinishingOperation(std::shared_ptr<Operation> inner, std::function<void()> finish, std::weak_ptr<detail::WorldCore> world)
+      : inner_(std::move(inner)), finish_(std::move(finish)), world_(std::move(world)) {}
 
   bool done() override {
     if (finish_ && inner_->done()) finish();
@@ -36,8 +36,9 @@ class FinishingOperation final : public Operation {
     finish();
   }
   std::chrono::milliseconds timeout() const override { return inner_->timeout(); }
-  // Nobody can wait for the result any more, so only the backend's part has to go on.
-  void park(std::shared_ptr<Operation>) override { inner_->park(inner_); }
+  void park(std::shared_ptr<Operation> self) override {
+    if (const auto world = world_.lock(); world != nullptr && finish_) world->park(std::move(self));
+  }
 
  private:
   void finish() {
@@ -46,17 +47,22 @@ class FinishingOperation final : public Operation {
   }
 
   std::shared_ptr<Operation> inner_;
-  std::function<void()> finish_;
+  std::function<void()> finish_;  // empty once it has run
+  std::weak_ptr<detail::WorldCore> world_;
 };
 
-Work finishing(std::shared_ptr<Operation> operation, std::function<void()> finish) {
-  if (finish) operation = std::make_shared<FinishingOperation>(std::move(operation), std::move(finish));
+Work finishing(const Group& group, std::shared_ptr<Operation> operation, std::function<void()> finish) {
+  if (finish) {
+    operation = std::make_shared<FinishingOperation>(std::move(operation), std::move(finish), group.state().core);
+  }
   return Work(std::move(operation));
 }
 
-void check_group(std::string_view where, const Group& group) {
+// What every call begins with.
+void begin(std::string_view where, const Group& group) {
   ESPALIER_CHECK_CONFIG(group.valid(), "{}: the group is empty (a default Group); make one with World::make_group or a Mesh",
                         where);
+  group.state().core->advance_parked();
 }
 
 void check_tensor(std::string_view where, std::string_view role, const at::Tensor& tensor, const Group& group) {
@@ -161,7 +167,7 @@ Reduction plan_reduction(at::ScalarType dtype, ReduceOp op, const Capabilities& 
 }  // namespace
 
 Work all_reduce_(at::Tensor& tensor, const Group& group, ReduceOp op) {
-  check_group("all_reduce_", group);
+  begin("all_reduce_", group);
   check_tensor("all_reduce_", "reduced", tensor, group);
   check_reduction("all_reduce_", op, tensor, group);
   if (group.size() == 1) return {};
@@ -176,22 +182,22 @@ Work all_reduce_(at::Tensor& tensor, const Group& group, ReduceOp op) {
       if (copy_back) copy_back();
     };
   }
-  return finishing(group.state().communicator->all_reduce(travels, plan.op), std::move(finish));
+  return finishing(group, group.state().communicator->all_reduce(travels, plan.op), std::move(finish));
 }
 
 Work broadcast_(at::Tensor& tensor, const Group& group, std::int64_t root) {
-  check_group("broadcast_", group);
+  begin("broadcast_", group);
   check_tensor("broadcast_", "broadcast", tensor, group);
   check_peer("broadcast_", "root", root, group);
   if (group.size() == 1) return {};
   if (group.rank() == root) return Work(group.state().communicator->broadcast(readable(tensor), root));
   std::function<void()> finish;
   at::Tensor memory = writable(tensor, false, finish);
-  return finishing(group.state().communicator->broadcast(memory, root), std::move(finish));
+  return finishing(group, group.state().communicator->broadcast(memory, root), std::move(finish));
 }
 
 Work all_gather_into(at::Tensor& output, const at::Tensor& input, const Group& group) {
-  check_group("all_gather_into", group);
+  begin("all_gather_into", group);
   check_tensor("all_gather_into", "output", output, group);
   check_tensor("all_gather_into", "input", input, group);
   check_same_dtype("all_gather_into", output, input, group);
@@ -202,11 +208,11 @@ Work all_gather_into(at::Tensor& output, const at::Tensor& input, const Group& g
   if (group.size() == 1) return copy_elements(output, input);
   std::function<void()> finish;
   at::Tensor memory = writable(output, false, finish);
-  return finishing(group.state().communicator->all_gather(memory, readable(input)), std::move(finish));
+  return finishing(group, group.state().communicator->all_gather(memory, readable(input)), std::move(finish));
 }
 
 Work all_gather_v(std::span<at::Tensor> outputs, const at::Tensor& input, const Group& group) {
-  check_group("all_gather_v", group);
+  begin("all_gather_v", group);
   check_tensor("all_gather_v", "input", input, group);
   ESPALIER_CHECK_CONFIG(static_cast<std::int64_t>(outputs.size()) == group.size(),
                         "all_gather_v on group '{}': {} outputs; expected one for each of {} members", group.name(),
@@ -227,7 +233,7 @@ Work all_gather_v(std::span<at::Tensor> outputs, const at::Tensor& input, const 
   if (group.capabilities().uneven_all_gather) {
     std::vector<at::Tensor> memory;
     for (const at::Tensor& output : outputs) memory.push_back(writable(output, false, finish));
-    return finishing(group.state().communicator->all_gather_v(std::move(memory), readable(input)), std::move(finish));
+    return finishing(group, group.state().communicator->all_gather_v(std::move(memory), readable(input)), std::move(finish));
   }
   // Everybody sends as much as the largest, and takes the beginning of what comes.
   const at::Tensor padded = at::empty({largest}, input.options());
@@ -240,11 +246,11 @@ Work all_gather_v(std::span<at::Tensor> outputs, const at::Tensor& input, const 
       target.copy_(all.select(0, static_cast<std::int64_t>(member)).narrow(0, 0, target.numel()).view(target.sizes()));
     }
   };
-  return finishing(group.state().communicator->all_gather(all, padded), std::move(finish));
+  return finishing(group, group.state().communicator->all_gather(all, padded), std::move(finish));
 }
 
 Work reduce_scatter_into(at::Tensor& output, const at::Tensor& input, const Group& group, ReduceOp op) {
-  check_group("reduce_scatter_into", group);
+  begin("reduce_scatter_into", group);
   check_tensor("reduce_scatter_into", "output", output, group);
   check_tensor("reduce_scatter_into", "input", input, group);
   check_same_dtype("reduce_scatter_into", output, input, group);
@@ -266,12 +272,12 @@ Work reduce_scatter_into(at::Tensor& output, const at::Tensor& input, const Grou
       if (copy_back) copy_back();
     };
   }
-  return finishing(group.state().communicator->reduce_scatter(travels_out, travels_in, plan.op), std::move(finish));
+  return finishing(group, group.state().communicator->reduce_scatter(travels_out, travels_in, plan.op), std::move(finish));
 }
 
 Work all_to_all_into(at::Tensor& output, const at::Tensor& input, const Group& group,
                      std::span<const std::int64_t> output_splits, std::span<const std::int64_t> input_splits) {
-  check_group("all_to_all_into", group);
+  begin("all_to_all_into", group);
   check_tensor("all_to_all_into", "output", output, group);
   check_tensor("all_to_all_into", "input", input, group);
   check_same_dtype("all_to_all_into", output, input, group);
@@ -285,13 +291,13 @@ Work all_to_all_into(at::Tensor& output, const at::Tensor& input, const Group& g
   if (group.size() == 1) return copy_elements(output, input);
   std::function<void()> finish;
   const at::Tensor memory = writable(output, false, finish);
-  return finishing(group.state().communicator->all_to_all(memory, readable(input), std::move(output_elems),
+  return finishing(group, group.state().communicator->all_to_all(memory, readable(input), std::move(output_elems),
                                                           std::move(input_elems)),
                    std::move(finish));
 }
 
 Work send(const at::Tensor& tensor, const Group& group, std::int64_t to, std::int64_t tag) {
-  check_group("send", group);
+  begin("send", group);
   check_tensor("send", "sent", tensor, group);
   check_peer("send", "receiver", to, group);
   ESPALIER_CHECK_CONFIG(to != group.rank(), "send on group '{}': rank {} cannot send to itself", group.name(), to);
@@ -299,17 +305,17 @@ Work send(const at::Tensor& tensor, const Group& group, std::int64_t to, std::in
 }
 
 Work recv(at::Tensor& tensor, const Group& group, std::int64_t from, std::int64_t tag) {
-  check_group("recv", group);
+  begin("recv", group);
   check_tensor("recv", "received", tensor, group);
   check_peer("recv", "sender", from, group);
   ESPALIER_CHECK_CONFIG(from != group.rank(), "recv on group '{}': rank {} cannot receive from itself", group.name(), from);
   std::function<void()> finish;
   at::Tensor memory = writable(tensor, false, finish);
-  return finishing(group.state().communicator->recv(memory, from, tag), std::move(finish));
+  return finishing(group, group.state().communicator->recv(memory, from, tag), std::move(finish));
 }
 
 Work barrier(const Group& group) {
-  check_group("barrier", group);
+  begin("barrier", group);
   if (group.size() == 1) return {};
   return Work(group.state().communicator->barrier());
 }

@@ -68,6 +68,16 @@ std::shared_ptr<GroupState> WorldCore::group(const std::shared_ptr<WorldCore>& s
   return state;
 }
 
+void WorldCore::park(std::shared_ptr<Operation> operation) {
+  const std::lock_guard lock(parked_mutex_);
+  parked_.push_back(std::move(operation));
+}
+
+void WorldCore::advance_parked() {
+  const std::lock_guard lock(parked_mutex_);
+  std::erase_if(parked_, [](const std::shared_ptr<Operation>& operation) { return operation->done(); });
+}
+
 World make_world(Place place, std::shared_ptr<Transport> transport, const WorldOptions& options) {
   auto state = std::make_shared<WorldState>();
   const std::int64_t size = place.size;

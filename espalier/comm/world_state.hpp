@@ -36,11 +36,18 @@ struct WorldCore {
   std::shared_ptr<GroupState> group(const std::shared_ptr<WorldCore>& self, const RankSet& members, std::string_view name,
                                     std::string_view duplicate);
 
+  // Keeps what still has to be finished on this rank after its Work was dropped, and finishes what can be.
+  void park(std::shared_ptr<Operation> operation);
+  void advance_parked();
+
   const Place place;
   const std::shared_ptr<Transport> transport;  // null in a world of one
   const Log log;
 
  private:
+  std::mutex parked_mutex_;
+  std::vector<std::shared_ptr<Operation>> parked_;
+
   using Key = std::pair<std::vector<std::int64_t>, std::string>;  // members, duplicate name
   std::mutex mutex_;
   std::map<Key, std::shared_ptr<Communicator>> communicators_;

@@ -79,7 +79,7 @@ void Endpoint::attach() {
   const auto deadline = Clock::now() + options_.timeout;
   for (;;) {
     const std::uint32_t so_far = attached.load();
-    if (so_far == static_cast<std::uint32_t>(num_ranks_)) return;
+    if (so_far == static_cast<std::uint32_t>(num_ranks_)) return segment_->close_descriptor();
     if (Clock::now() >= deadline) {
       std::vector<std::int64_t> missing;
       for (std::int64_t peer = 0; peer < num_ranks_; ++peer) {
@@ -150,6 +150,7 @@ Space& Endpoint::space(std::span<const std::int64_t> members, std::string_view n
     space.members.push_back(static_cast<std::int32_t>(member));
   }
   space.me = space.index_of[static_cast<std::size_t>(rank_)];
+  space.largest_block = arena_.capacity() / 4;
   for (std::int32_t i = 1; i < space.size(); ++i) {
     space.others.push_back(space.members[static_cast<std::size_t>((space.me + i) % space.size())]);
   }
@@ -165,7 +166,7 @@ Space& Endpoint::space(std::span<const std::int64_t> members, std::string_view n
 
 void Endpoint::post(const std::shared_ptr<Task>& task) {
   const std::lock_guard lock(mutex_);
-  check_failed(task.get());
+  if (failure_) throw CommError(*failure_);
   Space& space = task->space;
   if (task->point_to_point()) {
     task->sequence = space.next_message++;
@@ -261,10 +262,11 @@ void Endpoint::abort(std::string_view reason) {
 // ---- progress ----
 
 void Endpoint::progress(const Task* on_behalf) {
-  check_failed(on_behalf);
+  if (failure_) throw CommError(*failure_);
   drain();
   evict_for_starved();
   advance_tasks();
+  if (on_behalf == nullptr || !on_behalf->finished) check_failed(on_behalf);  // what has arrived counts
 }
 
 void Endpoint::drain() {

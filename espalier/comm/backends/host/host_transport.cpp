@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/comm/backends/host/host_transport.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -43,7 +44,7 @@ class HostCommunicator final : public Communicator {
   std::shared_ptr<Operation> all_reduce(at::Tensor tensor, ReduceOp op) override {
     Call call = call_of(CallKind::all_reduce, tensor);
     call.reduce = op;
-    if (tensor.nbytes() * static_cast<std::size_t>(space_.size() - 1) <= kDirectReduceBytes) {
+    if (tensor.nbytes() * static_cast<std::size_t>(space_.size() - 1) <= std::min(kDirectReduceBytes, space_.largest_block)) {
       return post(std::make_shared<DirectReduceTask>(space_, call, std::move(tensor)));
     }
     return post(std::make_shared<ReduceTask>(space_, call, tensor, tensor));

@@ -13,7 +13,7 @@
 #include <cstring>
 #include <ctime>
 #include <fstream>
-#include <sstream>
+#include <utility>
 
 #include "espalier/base/check.hpp"
 
@@ -35,25 +35,10 @@ int checked(int result, std::string_view what) {
 
 std::size_t rounded_to_page(std::size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  ~FileDescriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
-
 }  // namespace
 
 Segment::Segment(std::int64_t num_ranks, std::int64_t arena_bytes, int fd)
-    : num_ranks_(num_ranks), arena_bytes_(arena_bytes) {
+    : num_ranks_(num_ranks), arena_bytes_(arena_bytes), fd_(fd) {
   const std::size_t slots_at = rounded_to_page(sizeof(Header));
   const std::size_t rings_at = slots_at + rounded_to_page(sizeof(RankSlot) * static_cast<std::size_t>(num_ranks));
   const std::size_t arenas_at =
@@ -75,7 +60,14 @@ Segment::Segment(std::int64_t num_ranks, std::int64_t arena_bytes, int fd)
   arenas_ = base_ + arenas_at;
 }
 
-Segment::~Segment() { ::munmap(base_, mapped_bytes_); }
+Segment::~Segment() {
+  ::munmap(base_, mapped_bytes_);
+  close_descriptor();
+}
+
+void Segment::close_descriptor() {
+  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+}
 
 std::shared_ptr<Segment> Segment::for_threads(std::int64_t num_ranks, std::int64_t arena_bytes) {
   return std::shared_ptr<Segment>(new Segment(num_ranks, arena_bytes, -1));
@@ -84,13 +76,12 @@ std::shared_ptr<Segment> Segment::for_threads(std::int64_t num_ranks, std::int64
 std::shared_ptr<Segment> Segment::for_processes(Store& store, std::int64_t rank, std::int64_t num_ranks,
                                                 std::int64_t arena_bytes, std::chrono::milliseconds timeout) {
   if (rank == 0) {
-    // Kept open for the life of the process, since the others open it through /proc/<pid>/fd; closed with the process.
-    FileDescriptor fd(checked(::memfd_create("espalier", MFD_CLOEXEC), "memfd_create"));
-    std::shared_ptr<Segment> segment(new Segment(num_ranks, arena_bytes, fd.get()));
+    const int fd = checked(::memfd_create("espalier", MFD_CLOEXEC), "memfd_create");
+    std::shared_ptr<Segment> segment(new Segment(num_ranks, arena_bytes, fd));
     segment->header().num_ranks = static_cast<std::uint64_t>(num_ranks);
     segment->header().arena_bytes = static_cast<std::uint64_t>(arena_bytes);
     segment->header().magic = kMagic;
-    store.set(kSegmentKey, fmt::format("/proc/{}/fd/{}\n{}", ::getpid(), fd.release(), host_identity()));
+    store.set(kSegmentKey, fmt::format("/proc/{}/fd/{}\n{}", ::getpid(), fd, host_identity()));
     return segment;
   }
   const std::string published = store.get(kSegmentKey, timeout);
@@ -102,13 +93,12 @@ std::shared_ptr<Segment> Segment::for_processes(Store& store, std::int64_t rank,
                         "host backend: rank {} cannot share memory with rank 0: rank 0 runs in '{}', this rank in '{}' "
                         "(boot id, pid namespace); use the gloo backend between hosts or containers",
                         rank, identity, host_identity());
-  const int opened = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  ESPALIER_CHECK_CONFIG(opened >= 0,
-                        "host backend: rank {} cannot open rank 0's shared memory {}: {}; run all ranks as the same user, "
-                        "or use the gloo backend",
-                        rank, path, std::strerror(errno));
-  FileDescriptor fd(opened);
-  std::shared_ptr<Segment> segment(new Segment(num_ranks, arena_bytes, fd.get()));
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  ESPALIER_CHECK_CONFIG(fd >= 0,
+                        "host backend: rank {} cannot open rank 0's shared memory {}: {}; {}", rank, path, std::strerror(errno),
+                        errno == ENOENT ? "rank 0 has ended or all its ranks have joined: was this rank started twice?"
+                                        : "run all ranks as the same user, or use the gloo backend");
+  std::shared_ptr<Segment> segment(new Segment(num_ranks, arena_bytes, fd));
   ESPALIER_CHECK_CONFIG(segment->header().magic == kMagic &&
                             segment->header().num_ranks == static_cast<std::uint64_t>(num_ranks),
                         "host backend: rank {} found the shared memory of another version or of a world of {} ranks, "

@@ -100,15 +100,20 @@ class Segment {
   BlockHeader& block(std::int64_t rank, std::uint64_t offset) const {
     return *reinterpret_cast<BlockHeader*>(arena(rank) + offset - sizeof(BlockHeader));
   }
+  // Once every rank has opened it, nobody needs its file descriptor.
+  void close_descriptor();
+
   std::int64_t num_ranks() const { return num_ranks_; }
   std::int64_t arena_bytes() const { return arena_bytes_; }
 
  private:
+  // Takes the descriptor; -1: memory of this process alone.
   Segment(std::int64_t num_ranks, std::int64_t arena_bytes, int fd);
 
   std::int64_t num_ranks_;
   std::int64_t arena_bytes_;
-  std::size_t mapped_bytes_;
+  int fd_;
+  std::size_t mapped_bytes_ = 0;
   char* base_ = nullptr;
   RankSlot* slots_ = nullptr;
   Ring* rings_ = nullptr;

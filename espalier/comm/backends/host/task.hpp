@@ -69,6 +69,7 @@ struct Space {
   std::vector<std::int32_t> index_of;   // world rank -> group rank, -1
   std::vector<std::int32_t> others;     // world ranks of the other members, beginning after this rank
   std::int32_t me = 0;                  // group rank
+  std::size_t largest_block = 0;        // bytes one message may put into an arena; the same on all ranks
 
   std::uint64_t next_sequence = 0;      // of collectives
   std::uint64_t next_message = 0;       // of sends and receives

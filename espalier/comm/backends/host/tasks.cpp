@@ -50,7 +50,7 @@ bool ExchangeTask::advance_stream(Endpoint& endpoint, Outgoing& stream) {
     std::erase_if(unread_, [&](std::uint64_t block) { return endpoint.released(block); });
     if (unread_.size() >= kUnreadBlocks * outgoing_.size()) return false;
   }
-  const std::size_t bytes = std::min(kChunkBytes, stream.bytes - stream.sent);
+  const std::size_t bytes = std::min({kChunkBytes, space.largest_block, stream.bytes - stream.sent});
   Parcel parcel;
   if (!endpoint.reserve(stream.to, bytes, parcel)) return false;
   if (bytes > 0) std::memcpy(parcel.data, stream.data + stream.sent, bytes);
@@ -150,7 +150,8 @@ ReduceTask::ReduceTask(Space& the_space, const Call& the_call, at::Tensor output
       input_data_(static_cast<const char*>(input_.const_data_ptr())),
       element_bytes_(input_.element_size()),
       count_(output_.numel()),
-      round_elems_(static_cast<std::int64_t>(kChunkBytes / element_bytes_) * (gathers() ? the_space.size() : 1)),
+      round_elems_(static_cast<std::int64_t>(std::min(kChunkBytes, the_space.largest_block) / element_bytes_) *
+                   (gathers() ? the_space.size() : 1)),
       rounds_(std::max<std::int64_t>(1, (count_ + round_elems_ - 1) / round_elems_)),
       gathers_missing_(gathers() ? rounds_ * (the_space.size() - 1) : 0),
       slices_(static_cast<std::size_t>(the_space.size())),
@@ -268,7 +269,7 @@ bool SendTask::advance(Endpoint& endpoint) {
   if (space.channels[{peer, tag}].senders.front() != this) return false;  // an earlier one goes first
   const std::int32_t to = space.members[static_cast<std::size_t>(peer)];
   while (!complete_) {
-    const std::size_t bytes = std::min(kSendChunkBytes, bytes_ - sent_);
+    const std::size_t bytes = std::min({kSendChunkBytes, space.largest_block, bytes_ - sent_});
     Parcel parcel;
     if (!endpoint.reserve({&to, 1}, bytes, parcel)) return false;
     if (bytes > 0) std::memcpy(parcel.data, data_ + sent_, bytes);

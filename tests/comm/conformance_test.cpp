@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs every conformance case over every backend: "Conformance/HostThreads.AllReducesEveryDtype_3" is that case on 3
+// ranks. A new backend is a line in kBackends.
+//
+//   backend        ordered sums   buffered sends   names different calls   names who left or died
+//   host           yes            yes              yes                     yes
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <set>
+#include <sstream>
+
+#include "espalier/base/error.hpp"
+#include "espalier/comm/backends/host/host_transport.hpp"
+#include "espalier/comm/collectives.hpp"
+#include "espalier/comm/threads.hpp"
+#include "espalier/comm/world_state.hpp"
+#include "tests/comm/conformance.hpp"
+#include "tests/comm/file_store.hpp"
+#include "tests/comm/processes.hpp"
+
+#include <ATen/ATen.h>
+
+namespace espalier::conformance {
+namespace {
+
+using std::chrono::milliseconds;
+
+WorldOptions options_of(const Case& one) {
+  WorldOptions options;
+  options.timeout = one.timeout;
+  return options;
+}
+
+detail::HostOptions host_options_of(const Case& one) {
+  return {.timeout = one.timeout, .arena_bytes = one.arena_bytes};
+}
+
+void run_on_host_threads(const Case& one, std::int64_t size, const Promises& promises) {
+  std::vector<std::shared_ptr<detail::Transport>> transports(1);
+  if (size > 1) transports = detail::make_host_transports_for_threads(size, host_options_of(one));
+  detail::run_threads(std::move(transports), Backend::host, [&](World& world) { one.body(world, promises); },
+                      options_of(one));
+}
+
+void run_on_host_processes(const Case& one, std::int64_t size, const Promises&) {
+  const auto outcome = testing_support::run_processes(one.name, size, one.timeout + milliseconds(20'000));
+  for (std::size_t rank = 0; rank < outcome.pids.size(); ++rank) {
+    EXPECT_EQ(outcome.statuses[rank], 0) << "rank " << rank << ":\n" << outcome.outputs[rank];
+  }
+}
+
+struct BackendUnderTest {
+  std::string name;
+  Promises promises;
+  void (*run)(const Case&, std::int64_t size, const Promises&);
+  bool every_size;  // or the largest of each case only
+};
+
+const std::vector<BackendUnderTest>& backends() {
+  static const std::vector<BackendUnderTest> all{
+      {"HostThreads", {}, run_on_host_threads, true},
+      {"HostProcesses", {}, run_on_host_processes, false},
+  };
+  return all;
+}
+
+class ConformanceTest : public testing::Test {
+ public:
+  ConformanceTest(const BackendUnderTest& backend, const Case& one, std::int64_t size)
+      : backend_(backend), case_(one), size_(size) {}
+  void TestBody() override { backend_.run(case_, size_, backend_.promises); }
+
+ private:
+  const BackendUnderTest& backend_;
+  const Case& case_;
+  const std::int64_t size_;
+};
+
+void register_cases() {
+  for (const BackendUnderTest& backend : backends()) {
+    for (const Case& one : cases()) {
+      if (!one.applies(backend.promises)) continue;
+      for (const std::int64_t size : one.sizes) {
+        if (!backend.every_size && size != one.sizes.back()) continue;
+        testing::RegisterTest(("Conformance/" + backend.name).c_str(), (one.name + "_" + std::to_string(size)).c_str(),
+                              nullptr, nullptr, __FILE__, __LINE__,
+                              [&backend, &one, size]() -> ConformanceTest* { return new ConformanceTest(backend, one, size); });
+      }
+    }
+  }
+}
+
+// ---- a rank that is killed ----
+
+std::int64_t now_us() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::microseconds(1); }
+
+constexpr std::int64_t kVictim = 2;
+
+// Ranks of the test below: reductions until one kills itself.
+void reduce_until_killed(World& world, testing_support::FileStore& store) {
+  const Group data = world.group().duplicate("data");
+  try {
+    for (int step = 0;; ++step) {
+      if (step == 50 && world.rank() == kVictim) {
+        store.set("killed at", std::to_string(now_us()));
+        std::raise(SIGKILL);
+      }
+      at::Tensor tensor = at::full({1000}, world.rank(), at::kFloat);
+      all_reduce_(tensor, data).wait();
+    }
+  } catch (const CommError& error) {
+    store.set("noticed at " + std::to_string(world.rank()), std::to_string(now_us()));
+    std::cout << error.what() << std::endl;
+  }
+}
+
+std::set<std::string> things_left_behind() {
+  std::set<std::string> things;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) things.insert(entry.path().string());
+  std::ifstream sockets("/proc/net/unix");
+  for (std::string line; std::getline(sockets, line);) {
+    if (line.find("espalier") != std::string::npos) things.insert(line);
+  }
+  return things;
+}
+
+TEST(HostProcesses, AllSurvivorsNameARankThatIsKilledAndNothingIsLeft) {
+  const std::set<std::string> before = things_left_behind();
+  auto outcome = testing_support::run_processes("ReduceUntilKilled", 4, milliseconds(20'000));
+  testing_support::FileStore store(outcome.folder);
+  EXPECT_TRUE(WIFSIGNALED(outcome.statuses[kVictim]) && WTERMSIG(outcome.statuses[kVictim]) == SIGKILL);
+  const std::int64_t killed_at = std::stol(store.get("killed at", milliseconds(1)));
+  const std::string victim = "rank 2 (pid " + std::to_string(outcome.pids[kVictim]) + ") died";
+  for (const std::size_t rank : {0, 1, 3}) {
+    EXPECT_EQ(outcome.statuses[rank], 0) << outcome.outputs[rank];
+    EXPECT_NE(outcome.outputs[rank].find(victim), std::string::npos) << outcome.outputs[rank];
+    EXPECT_NE(outcome.outputs[rank].find("all_reduce(sum, float32 x 1000) #"), std::string::npos) << outcome.outputs[rank];
+    EXPECT_NE(outcome.outputs[rank].find("of group 'data' [0,1,2,3]"), std::string::npos) << outcome.outputs[rank];
+    const std::int64_t noticed_us = std::stol(store.get("noticed at " + std::to_string(rank), milliseconds(1))) - killed_at;
+    std::cout << "rank " << rank << " noticed after " << static_cast<double>(noticed_us) / 1000.0 << " ms: " << outcome.outputs[rank];
+    EXPECT_LT(noticed_us, 2'000'000);
+    EXPECT_TRUE(::kill(outcome.pids[rank], 0) != 0) << "process " << outcome.pids[rank] << " is still there";
+  }
+  EXPECT_EQ(things_left_behind(), before);
+}
+
+TEST(HostProcesses, RefusesARankThatIsStartedTwice) {
+  const auto outcome = testing_support::run_processes("SameRankTwice", 4, milliseconds(30'000));
+  const std::string text = testing_support::FileStore(outcome.folder).get("refused", milliseconds(1));
+  EXPECT_NE(text.find("rank 1 was started twice: process "), std::string::npos) << text;
+  for (const int status : outcome.statuses) EXPECT_EQ(status, 0);
+}
+
+TEST(HostProcesses, NamesTheRanksThatDoNotCome) {
+  const auto outcome = testing_support::run_processes("RankDoesNotCome", 3, milliseconds(20'000));
+  EXPECT_NE(outcome.outputs[0].find("waited 300 ms for all 3 ranks; missing: 2"), std::string::npos) << outcome.outputs[0];
+}
+
+// main() of a process that is a rank; its exit code.
+int run_rank(const testing_support::RankProcess& process) {
+  at::set_num_threads(1);
+  testing_support::FileStore store(process.folder);
+  const auto world = [&](const detail::HostOptions& host, const WorldOptions& options) {
+    auto transport = process.size == 1 ? nullptr : detail::make_host_transport(store, process.rank, process.size, host);
+    return detail::make_world({.rank = process.rank, .size = process.size, .local_rank = process.rank,
+                               .local_size = process.size, .host = "here", .launcher = "test"},
+                              std::move(transport), options);
+  };
+  try {
+    if (process.body == "ReduceUntilKilled") {
+      World all = world({}, {});
+      reduce_until_killed(all, store);
+      return 0;
+    }
+    if (process.body == "SameRankTwice") {  // ranks 0, 1, 2 and 1 again; rank 2 joins after the second has been refused
+      if (process.rank == 2) store.get("refused", milliseconds(20'000));
+      try {
+        (void)detail::make_host_transport(store, process.rank == 3 ? 1 : process.rank, 3, {.timeout = milliseconds(20'000)});
+      } catch (const ConfigError& error) {
+        store.set("refused", error.what());
+      }
+      return 0;
+    }
+    if (process.body == "RankDoesNotCome") {
+      if (process.rank != 2) world({.timeout = milliseconds(300)}, {});
+      return 0;
+    }
+    for (const Case& one : cases()) {
+      if (one.name != process.body) continue;
+      World all = world(host_options_of(one), options_of(one));
+      one.body(all, {});
+      return 0;
+    }
+    std::cerr << "no body '" << process.body << "'\n";
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+  }
+  return 1;
+}
+
+}  // namespace
+}  // namespace espalier::conformance
+
+int main(int argc, char** argv) {
+  if (const auto process = espalier::testing_support::this_rank_process()) return espalier::conformance::run_rank(*process);
+  at::set_num_threads(1);
+  testing::InitGoogleTest(&argc, argv);
+  espalier::conformance::register_cases();
+  return RUN_ALL_TESTS();
+}

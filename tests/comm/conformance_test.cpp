@@ -4,6 +4,7 @@
 //
 //   backend        ordered sums   buffered sends   names different calls   names who left or died
 //   host           yes            yes              yes                     yes
+//   gloo           no             no               no                      no
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
@@ -16,6 +17,7 @@
 #include <sstream>
 
 #include "espalier/base/error.hpp"
+#include "espalier/comm/backends/gloo.hpp"
 #include "espalier/comm/backends/host/host_transport.hpp"
 #include "espalier/comm/collectives.hpp"
 #include "espalier/comm/threads.hpp"
@@ -55,6 +57,13 @@ void run_on_host_processes(const Case& one, std::int64_t size, const Promises&) 
   }
 }
 
+void run_on_gloo(const Case& one, std::int64_t size, const Promises& promises) {
+  std::vector<std::shared_ptr<detail::Transport>> transports(1);
+  if (size > 1) transports = detail::make_gloo_transports_for_threads(size, {.timeout = one.timeout});
+  detail::run_threads(std::move(transports), Backend::gloo, [&](World& world) { one.body(world, promises); },
+                      options_of(one));
+}
+
 struct BackendUnderTest {
   std::string name;
   Promises promises;
@@ -66,6 +75,10 @@ const std::vector<BackendUnderTest>& backends() {
   static const std::vector<BackendUnderTest> all{
       {"HostThreads", {}, run_on_host_threads, true},
       {"HostProcesses", {}, run_on_host_processes, false},
+      {"GlooThreads",
+       {.ordered_sums = false, .buffered_sends = false, .names_mismatch = false, .names_leavers = false},
+       run_on_gloo,
+       false},
   };
   return all;
 }

@@ -17,7 +17,7 @@
 namespace espalier::detail::host {
 namespace {
 
-constexpr int kPauses = 2000;  // about 50 us, when every rank has a core of its own
+constexpr int kMostPauses = 1000;  // of a spin, about 50 us; only when every rank has a core of its own
 constexpr int kYields = 40;
 constexpr auto kTick = std::chrono::milliseconds(10);  // how often a waiting rank looks whether its peers live
 
@@ -220,7 +220,7 @@ void Endpoint::wait(Task& task, Clock::time_point deadline) {
     }
   } waiting(*this);
 
-  const int pauses = cores_for_all_ ? kPauses : 0;
+  const int pauses = pauses_;
   for (int round = 0;; ++round) {
     const bool sleeps = round >= pauses + kYields;
     std::uint32_t bell = 0;
@@ -230,7 +230,10 @@ void Endpoint::wait(Task& task, Clock::time_point deadline) {
       mine_.asleep.store(1, std::memory_order_seq_cst);
     }
     progress(&task);
-    if (task.finished) return;
+    if (task.finished) {
+      if (cores_for_all_) adapt_spin(round);
+      return;
+    }
     if (round >= pauses) {
       const auto now = Clock::now();
       if (now >= next_check_) {
@@ -249,6 +252,17 @@ void Endpoint::wait(Task& task, Clock::time_point deadline) {
       ::sched_yield();
     }
     lock.lock();
+  }
+}
+
+// Spins longer while that is enough, and hardly at all when others keep the cores busy.
+void Endpoint::adapt_spin(int rounds_needed) {
+  if (rounds_needed < pauses_) {
+    pauses_ = std::min(kMostPauses, 2 * pauses_);
+  } else if (rounds_needed < pauses_ + kYields) {
+    pauses_ = std::min(kMostPauses, pauses_ + 32);
+  } else {
+    pauses_ /= 2;
   }
 }
 

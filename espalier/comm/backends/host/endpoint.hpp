@@ -82,6 +82,7 @@ class Endpoint {
   void attach();
   void watch_peers();
   void give_back_undrained();
+  void adapt_spin(int rounds_needed);
   void progress(const Task* on_behalf);
   void drain();
   void advance_tasks();
@@ -124,6 +125,7 @@ class Endpoint {
   std::int64_t copies_bytes_ = 0;
   Clock::time_point next_check_{};
   int waiters_ = 0;
+  int pauses_ = 0;  // how long the next wait spins before it yields
   std::optional<std::string> failure_;
   std::atomic<std::int64_t> waited_ns_{0};
   std::atomic<std::int64_t> bytes_sent_{0};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// `espalier`: everything that can be known without tensors is answered here; what needs them is handed on to
-// espalier-train. Exit codes: 2 the request is wrong, 3 communication failed, 4 a defect in Espalier.
+// `espalier`: everything that can be known without tensors is answered here; what needs them is
+// handed on to espalier-train. Exit codes: 2 the request is wrong, 3 communication failed, 4 a
+// defect in Espalier.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -23,7 +24,10 @@ enum ExitCode { kConfigError = 2, kCommError = 3, kInternalError = 4 };
 
 void add_commands(CLI::App& app) {
   command::add_doctor(app);
+  command::add_layout(app);
+  command::add_partition(app);
   command::add_run(app);
+  command::add_schedule(app);
   command::add_train(app);
 }
 
@@ -48,8 +52,10 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   if (dynamic_cast<const CLI::ExtrasError*>(&error) == nullptr || extras.empty())
     return fmt::format("{}{}; {} shows what it takes", where, error.what(), help);
   const std::string& first = extras.front();
-  if (first.starts_with("-")) return fmt::format("{}unknown option {}; {} lists the options", where, first, help);
-  if (!top) return fmt::format("{}unexpected argument '{}'; {} shows what it takes", where, first, help);
+  if (first.starts_with("-"))
+    return fmt::format("{}unknown option {}; {} lists the options", where, first, help);
+  if (!top)
+    return fmt::format("{}unexpected argument '{}'; {} shows what it takes", where, first, help);
   std::string names;
   for (const CLI::App* subcommand : app.get_subcommands(nullptr))
     names += (names.empty() ? "" : ", ") + subcommand->get_name();
@@ -57,7 +63,8 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("Plans, draws and trains parallel layouts: data, tensor, pipe, expert, context.", "espalier");
+  CLI::App app("Plans, draws and trains parallel layouts: data, tensor, pipe, expert, context.",
+               "espalier");
   app.set_version_flag("--version", "espalier " ESPALIER_VERSION);
   app.require_subcommand(0, 1);
   add_commands(app);
@@ -70,7 +77,8 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return complain(explain(app, error), kConfigError);
   }
-  if (app.get_subcommands().empty()) return complain("no subcommand; espalier --help lists them", kConfigError);
+  if (app.get_subcommands().empty())
+    return complain("no subcommand; espalier --help lists them", kConfigError);
   return 0;
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `espalier train` and `espalier verify` need tensors: this process becomes espalier-train with the same arguments.
+// `espalier train` and `espalier verify` need tensors: this process becomes espalier-train with the
+// same arguments.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -32,9 +33,10 @@ void execute_sibling(const std::string& program, const std::vector<std::string>&
     throw ConfigError(fmt::format("{}: could not be started: {}", beside, std::strerror(errno)));
   }
   execvp(program.c_str(), argv.data());
-  throw ConfigError(fmt::format(
-      "{}: not found in {} nor in PATH ({}); it is built and installed with LibTorch (ESPALIER_WITH_TORCH=ON)", program,
-      self.parent_path().string(), std::strerror(errno)));
+  throw ConfigError(
+      fmt::format("{}: not found in {} nor in PATH ({}); it is built and installed with LibTorch "
+                  "(ESPALIER_WITH_TORCH=ON)",
+                  program, self.parent_path().string(), std::strerror(errno)));
 }
 
 namespace {
@@ -54,7 +56,8 @@ void add_forwarded(CLI::App& app, const std::string& name, const std::string& he
 
 void add_train(CLI::App& app) {
   add_forwarded(app, "train", "Train the reference GPT on text files");
-  add_forwarded(app, "verify", "Compare a layout with one process: losses, gradients, norm, weights");
+  add_forwarded(app, "verify",
+                "Compare a layout with one process: losses, gradients, norm, weights");
 }
 
 }  // namespace espalier::command

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// FNV-1a (64 bit) over everything that tells one stream from another, each part in a fixed width or closed by its
-// length, so that no two inputs read alike; then SplitMix64's finalizer, which spreads every input bit over the result.
+// FNV-1a (64 bit) over everything that tells one stream from another, each part in a fixed width or
+// closed by its length, so that no two inputs read alike; then SplitMix64's finalizer, which
+// spreads every input bit over the result.
 #include "espalier/plan/seed.hpp"
 
 namespace espalier {
@@ -27,7 +28,8 @@ std::uint64_t splitmix64(std::uint64_t x) {
 
 }  // namespace
 
-std::uint64_t derive_seed(std::uint64_t seed, std::string_view purpose, std::initializer_list<std::int64_t> coordinates) {
+std::uint64_t derive_seed(std::uint64_t seed, std::string_view purpose,
+                          std::initializer_list<std::int64_t> coordinates) {
   Fnv1a hash;
   hash.word(seed);
   for (char c : purpose) hash.byte(static_cast<std::uint8_t>(c));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the checker says about schedules that are wrong: by hand for the words, and by random damage, where its verdict
-// is compared with that of a plain player that knows nothing but what an executor does.
+// What the checker says about schedules that are wrong: by hand for the words, and by random
+// damage, where its verdict is compared with that of a plain player that knows nothing but what an
+// executor does.
 #include "espalier/plan/schedule/check.hpp"
 
 #include <gmock/gmock.h>
@@ -19,7 +20,9 @@ using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-Instruction at(Op op, int micro_batch, int buffer = 0) { return {.op = op, .buffer = buffer, .micro_batch = micro_batch}; }
+Instruction at(Op op, int micro_batch, int buffer = 0) {
+  return {.op = op, .buffer = buffer, .micro_batch = micro_batch};
+}
 
 // The only instruction of this op and micro-batch on a stage, to be damaged.
 Instruction& find(Schedule& schedule, int stage, Op op, int micro_batch = -1) {
@@ -37,9 +40,11 @@ TEST(Check, AcceptsItsOwnSchedulesAndCountsLiveMicroBatches) {
 }
 
 TEST(Check, ReportsAnEmptyScheduleAsAnError) {
-  EXPECT_THAT(check({}).errors, ElementsAre("schedule: 0 stages and 0 micro-batches; it needs at least 1 of each"));
+  EXPECT_THAT(check({}).errors,
+              ElementsAre("schedule: 0 stages and 0 micro-batches; it needs at least 1 of each"));
   Schedule no_steps{.name = "empty", .num_micro_batches = 1, .stages = {StageProgram{}}};
-  EXPECT_THAT(check(no_steps).errors, ElementsAre("stage 0: 0 instructions cannot serve 1 micro-batches"));
+  EXPECT_THAT(check(no_steps).errors,
+              ElementsAre("stage 0: 0 instructions cannot serve 1 micro-batches"));
   no_steps.num_micro_batches = INT64_MAX;
   EXPECT_FALSE(check(no_steps).ok());
 }
@@ -74,8 +79,10 @@ TEST(Check, NamesWhatComesBeforeWhatItNeeds) {
   std::swap(last[2], last[3]);
   EXPECT_THAT(check(schedule).errors,
               ElementsAre("stage 0, step 5: RD comes before RT (step 5), which it needs",
-                          "stage 1, step 1: F of micro-batch 0 comes before Ld of micro-batch 0 (step 1), which it needs",
-                          "stage 1, step 1: F of micro-batch 0 comes before RA of micro-batch 0 (step 1), which it needs"));
+                          "stage 1, step 1: F of micro-batch 0 comes before Ld of micro-batch 0 "
+                          "(step 1), which it needs",
+                          "stage 1, step 1: F of micro-batch 0 comes before RA of micro-batch 0 "
+                          "(step 1), which it needs"));
 }
 
 TEST(Check, NamesSlotsThatAreOverwritten) {
@@ -83,23 +90,27 @@ TEST(Check, NamesSlotsThatAreOverwritten) {
   for (auto& step : schedule.stages[0].steps)
     for (Instruction& i : step)
       if (i.micro_batch == 1) i.buffer = 0;
-  EXPECT_THAT(check(schedule).errors,
-              Contains("stage 0, step 1: Ld of micro-batch 1 overwrites slot 0, which holds micro-batch 0 until B of "
-                       "micro-batch 0 at step 2"));
+  EXPECT_THAT(check(schedule).errors, Contains("stage 0, step 1: Ld of micro-batch 1 overwrites "
+                                               "slot 0, which holds micro-batch 0 until B of "
+                                               "micro-batch 0 at step 2"));
   schedule = gpipe().generate(1, 2);
   find(schedule, 0, Op::backward, 0).buffer = 1;
-  EXPECT_THAT(check(schedule).errors,
-              Contains("stage 0, step 2: B of micro-batch 0 in slot 1, but the micro-batch lies in slot 0"));
+  EXPECT_THAT(
+      check(schedule).errors,
+      Contains(
+          "stage 0, step 2: B of micro-batch 0 in slot 1, but the micro-batch lies in slot 0"));
 }
 
 TEST(Check, NamesLinksWhoseEndsDisagree) {
   Schedule schedule = gpipe().generate(2, 2);
-  auto& steps = schedule.stages[1].steps;  // RA0 Ld0 F0 | RA1 Ld1 F1: now both received early, in the wrong order
+  auto& steps = schedule.stages[1]
+                    .steps;  // RA0 Ld0 F0 | RA1 Ld1 F1: now both received early, in the wrong order
   steps[1].insert(steps[1].begin(), steps[2].front());
   steps[2].erase(steps[2].begin());
   EXPECT_THAT(check(schedule).errors,
-              ElementsAre("link from stage 0 to stage 1, message 0: stage 0 step 0 sends micro-batch 0 (SA), but stage 1 step 1 "
-                       "expects micro-batch 1 (RA)"));
+              ElementsAre("link from stage 0 to stage 1, message 0: stage 0 step 0 sends "
+                          "micro-batch 0 (SA), but stage 1 step 1 "
+                          "expects micro-batch 1 (RA)"));
 }
 
 TEST(Check, TellsADeadlockAsTheCycleOfItsStages) {
@@ -108,7 +119,8 @@ TEST(Check, TellsADeadlockAsTheCycleOfItsStages) {
   ASSERT_EQ(step[1].op, Op::send_activation);
   std::swap(step[0], step[1]);
   EXPECT_THAT(check(schedule).errors,
-              ElementsAre("deadlock: stage 0 at step 3 (SA of micro-batch 1) waits for stage 1, but stage 1 at step 3 (SG of "
+              ElementsAre("deadlock: stage 0 at step 3 (SA of micro-batch 1) waits for stage 1, "
+                          "but stage 1 at step 3 (SG of "
                           "micro-batch 0) waits for stage 0"));
 }
 
@@ -118,21 +130,25 @@ TEST(Check, ReductionsAcrossStagesCanDeadlockToo) {
   ASSERT_EQ(steps[3].front().op, Op::send_grad);
   std::swap(steps[3][0], steps[3][1]);
   EXPECT_THAT(check(schedule).errors,
-              ElementsAre("deadlock: stage 0 at step 3 (RG of micro-batch 0) waits for stage 1, but stage 1 at step 3 (RT) "
+              ElementsAre("deadlock: stage 0 at step 3 (RG of micro-batch 0) waits for stage 1, "
+                          "but stage 1 at step 3 (RT) "
                           "waits for stage 0"));
 }
 
 TEST(Check, ForwardOnlySchedulesMayNotUpdate) {
   Schedule schedule = forward_only().generate(2, 2);
   schedule.stages[0].steps.back().push_back({Op::optimizer_step});
-  EXPECT_THAT(check(schedule).errors,
-              ElementsAre("stage 0, step 2: OS does not belong on stage 0 of 2 of a schedule without backward"));
+  EXPECT_THAT(
+      check(schedule).errors,
+      ElementsAre(
+          "stage 0, step 2: OS does not belong on stage 0 of 2 of a schedule without backward"));
 }
 
 // ---- damage ----
 
-// Plays a schedule as an executor would, with sends that wait; false when an instruction cannot be carried out, all
-// stages wait, or something is left undone. Slow and obvious: one map of what has been done, no positions.
+// Plays a schedule as an executor would, with sends that wait; false when an instruction cannot be
+// carried out, all stages wait, or something is left undone. Slow and obvious: one map of what has
+// been done, no positions.
 class Player {
  public:
   explicit Player(const Schedule& schedule) : schedule_(schedule), stages_(schedule.stages.size()) {
@@ -182,7 +198,8 @@ class Player {
     const bool gradient = i.op == Op::recv_grad || i.op == Op::send_grad || i.op == Op::backward;
     need(!gradient || training_);
     if (has_micro_batch(i.op)) {
-      need(m >= 0 && m < schedule_.num_micro_batches && i.buffer >= 0 && i.buffer < schedule_.stages[s].num_buffers);
+      need(m >= 0 && m < schedule_.num_micro_batches && i.buffer >= 0 &&
+           i.buffer < schedule_.stages[s].num_buffers);
       for (const auto& [slot, holds] : stage.slots) need((slot == i.buffer) == (holds == m));
       need(!released(s, m));
       stage.slots[i.buffer] = m;
@@ -191,19 +208,37 @@ class Player {
       for (int k = 0; k < schedule_.num_micro_batches; ++k) need(did(s, Op::backward, k));
     };
     switch (i.op) {
-      case Op::load: need((s == 0 || s == last()) && m == stage.loads++); break;
-      case Op::recv_activation: need(s > 0); break;
+      case Op::load:
+        need((s == 0 || s == last()) && m == stage.loads++);
+        break;
+      case Op::recv_activation:
+        need(s > 0);
+        break;
       case Op::forward:
         need(s == 0 || did(s, Op::recv_activation, m));
         need((s > 0 && s < last()) || did(s, Op::load, m));
         break;
-      case Op::send_activation: need(s < last() && did(s, Op::forward, m)); break;
-      case Op::recv_grad: need(s < last()); break;
-      case Op::backward: need(did(s, Op::forward, m) && (s == last() || did(s, Op::recv_grad, m))); break;
-      case Op::send_grad: need(s > 0 && did(s, Op::backward, m)); break;
-      case Op::reduce_tied_grads: need(training_ && !did(s, Op::reduce_grads)), backwards_done(); break;
-      case Op::reduce_grads: need(training_ && (last() == 0 || did(s, Op::reduce_tied_grads))), backwards_done(); break;
-      case Op::optimizer_step: need(training_ && did(s, Op::reduce_grads)); break;
+      case Op::send_activation:
+        need(s < last() && did(s, Op::forward, m));
+        break;
+      case Op::recv_grad:
+        need(s < last());
+        break;
+      case Op::backward:
+        need(did(s, Op::forward, m) && (s == last() || did(s, Op::recv_grad, m)));
+        break;
+      case Op::send_grad:
+        need(s > 0 && did(s, Op::backward, m));
+        break;
+      case Op::reduce_tied_grads:
+        need(training_ && !did(s, Op::reduce_grads)), backwards_done();
+        break;
+      case Op::reduce_grads:
+        need(training_ && (last() == 0 || did(s, Op::reduce_tied_grads))), backwards_done();
+        break;
+      case Op::optimizer_step:
+        need(training_ && did(s, Op::reduce_grads));
+        break;
     }
     stage.did.insert({i.op, m});
     if (has_micro_batch(i.op) && released(s, m)) stage.slots.erase(i.buffer);
@@ -211,7 +246,9 @@ class Player {
   }
 
   const Instruction* current(int s) const {
-    return s >= 0 && s <= last() && stages_[s].next < stages_[s].line.size() ? &stages_[s].line[stages_[s].next] : nullptr;
+    return s >= 0 && s <= last() && stages_[s].next < stages_[s].line.size()
+               ? &stages_[s].line[stages_[s].next]
+               : nullptr;
   }
 
   // Both ends of a message together.
@@ -236,12 +273,14 @@ class Player {
           if (meet(s, s - 1, Op::recv_grad)) return true;
           break;
         case Op::recv_activation:
-        case Op::recv_grad: break;  // their senders move them
+        case Op::recv_grad:
+          break;  // their senders move them
         case Op::reduce_tied_grads:
         case Op::optimizer_step: {
           const Op op = i->op;
           bool all = true;
-          for (int other = 0; other <= last(); ++other) all = all && current(other) != nullptr && current(other)->op == op;
+          for (int other = 0; other <= last(); ++other)
+            all = all && current(other) != nullptr && current(other)->op == op;
           for (int other = 0; all && other <= last(); ++other) carry_out(other);
           if (all) return true;
           break;
@@ -249,7 +288,9 @@ class Player {
         case Op::load:
         case Op::forward:
         case Op::backward:
-        case Op::reduce_grads: carry_out(s); return true;
+        case Op::reduce_grads:
+          carry_out(s);
+          return true;
       }
     }
     return false;
@@ -278,11 +319,14 @@ std::vector<Spot> spots(const Schedule& schedule) {
   std::vector<Spot> all;
   for (std::size_t s = 0; s < schedule.stages.size(); ++s)
     for (std::size_t step = 0; step < schedule.stages[s].steps.size(); ++step)
-      for (std::size_t place = 0; place < schedule.stages[s].steps[step].size(); ++place) all.push_back({s, step, place});
+      for (std::size_t place = 0; place < schedule.stages[s].steps[step].size(); ++place)
+        all.push_back({s, step, place});
   return all;
 }
 
-Instruction& get(Schedule& schedule, const Spot& spot) { return schedule.stages[spot.stage].steps[spot.step][spot.place]; }
+Instruction& get(Schedule& schedule, const Spot& spot) {
+  return schedule.stages[spot.stage].steps[spot.step][spot.place];
+}
 
 std::vector<Schedule> samples() {
   std::vector<Schedule> all;
@@ -295,7 +339,8 @@ std::vector<Schedule> samples() {
 }
 
 std::string describe(const Schedule& schedule) {
-  return schedule.name + " S=" + std::to_string(schedule.num_stages()) + " M=" + std::to_string(schedule.num_micro_batches);
+  return schedule.name + " S=" + std::to_string(schedule.num_stages()) +
+         " M=" + std::to_string(schedule.num_micro_batches);
 }
 
 TEST(Check, FindsEveryRemovedInstruction) {
@@ -307,8 +352,10 @@ TEST(Check, FindsEveryRemovedInstruction) {
       auto& step = damaged.stages[spot.stage].steps[spot.step];
       step.erase(step.begin() + static_cast<std::ptrdiff_t>(spot.place));
       const bool may_go = gone.op == Op::reduce_tied_grads && schedule.num_stages() == 1;
-      EXPECT_EQ(check(damaged).ok(), may_go) << describe(schedule) << " without " << code(gone.op) << gone.micro_batch;
-      // Without its only backward, a schedule of one micro-batch and stage is held to forward rules: it fails by RT or RD.
+      EXPECT_EQ(check(damaged).ok(), may_go)
+          << describe(schedule) << " without " << code(gone.op) << gone.micro_batch;
+      // Without its only backward, a schedule of one micro-batch and stage is held to forward
+      // rules: it fails by RT or RD.
     }
   }
 }
@@ -320,8 +367,9 @@ TEST(Check, FindsEveryRepeatedInstructionWhereverItStands) {
         Schedule damaged = schedule;
         const Instruction twice = get(damaged, spot);
         damaged.stages[spot.stage].steps[step].push_back(twice);
-        ASSERT_FALSE(check(damaged).ok()) << describe(schedule) << " with another " << code(twice.op) << twice.micro_batch
-                                          << " at step " << step;
+        ASSERT_FALSE(check(damaged).ok())
+            << describe(schedule) << " with another " << code(twice.op) << twice.micro_batch
+            << " at step " << step;
       }
 }
 
@@ -337,8 +385,9 @@ TEST(Check, JudgesEveryExchangeOfTwoInstructionsAsThePlayerDoes) {
         const bool plays = Player(damaged).plays();
         ++(plays ? harmless : harmful);
         const ScheduleReport report = check(damaged);
-        ASSERT_EQ(report.ok(), plays) << describe(schedule) << " stage " << all[a].stage << ": steps " << all[a].step << " and "
-                                      << all[b].step << (report.ok() ? "" : ": " + report.errors.front());
+        ASSERT_EQ(report.ok(), plays)
+            << describe(schedule) << " stage " << all[a].stage << ": steps " << all[a].step
+            << " and " << all[b].step << (report.ok() ? "" : ": " + report.errors.front());
       }
   }
   EXPECT_GT(harmful, 5 * harmless);
@@ -357,20 +406,30 @@ TEST(Check, JudgesRandomDamageAsThePlayerDoes) {
       auto& program = damaged.stages[spot.stage];
       Instruction& hit = get(damaged, spot);
       switch (random() % 5) {
-        case 0: hit.op = static_cast<Op>(random() % 10); break;
-        case 1: hit.micro_batch += static_cast<int>(random() % 3) - 1; break;
-        case 2: hit.buffer += static_cast<int>(random() % 3) - 1; break;
-        case 3: program.num_buffers += static_cast<int>(random() % 3) - 1; break;
+        case 0:
+          hit.op = static_cast<Op>(random() % 10);
+          break;
+        case 1:
+          hit.micro_batch += static_cast<int>(random() % 3) - 1;
+          break;
+        case 2:
+          hit.buffer += static_cast<int>(random() % 3) - 1;
+          break;
+        case 3:
+          program.num_buffers += static_cast<int>(random() % 3) - 1;
+          break;
         case 4: {  // moved to another step
           const Instruction moved = hit;
-          program.steps[spot.step].erase(program.steps[spot.step].begin() + static_cast<std::ptrdiff_t>(spot.place));
+          program.steps[spot.step].erase(program.steps[spot.step].begin() +
+                                         static_cast<std::ptrdiff_t>(spot.place));
           auto& to = program.steps[random() % program.steps.size()];
           to.insert(to.begin() + static_cast<std::ptrdiff_t>(random() % (to.size() + 1)), moved);
           break;
         }
       }
     }
-    // What has no micro-batch carries -1 in both fields; a change of op may break this, which is not damage.
+    // What has no micro-batch carries -1 in both fields; a change of op may break this, which is
+    // not damage.
     for (auto& program : damaged.stages)
       for (auto& step : program.steps)
         for (Instruction& i : step)
@@ -378,7 +437,8 @@ TEST(Check, JudgesRandomDamageAsThePlayerDoes) {
     const bool plays = Player(damaged).plays();
     sound += plays;
     const ScheduleReport report = check(damaged);
-    ASSERT_EQ(report.ok(), plays) << "trial " << trial << ", " << describe(damaged) << (report.ok() ? "" : ": " + report.errors.front());
+    ASSERT_EQ(report.ok(), plays) << "trial " << trial << ", " << describe(damaged)
+                                  << (report.ok() ? "" : ": " + report.errors.front());
   }
   EXPECT_GT(sound, 500);
   EXPECT_LT(sound, 15'000);

@@ -10,12 +10,14 @@ namespace {
 
 StageProgram write(const StagePlace& at) {
   ESPALIER_CHECK_CONFIG(at.num_stages == 1,
-                        "schedule data-parallel: {} stages, but it has no sends and serves 1 stage only; take 1f1b or gpipe",
+                        "schedule data-parallel: {} stages, but it has no sends and serves 1 stage "
+                        "only; take 1f1b or gpipe",
                         at.num_stages);
   StageProgram program;
   program.num_buffers = 1;
   for (std::int64_t m = 0; m < at.num_micro_batches; ++m)
-    program.steps.push_back({in_slot(Op::load, m, 1), in_slot(Op::forward, m, 1), in_slot(Op::backward, m, 1)});
+    program.steps.push_back(
+        {in_slot(Op::load, m, 1), in_slot(Op::forward, m, 1), in_slot(Op::backward, m, 1)});
   auto& last = program.steps.back();
   last.insert(last.end(), {{Op::reduce_grads}, {Op::optimizer_step}});
   return program;

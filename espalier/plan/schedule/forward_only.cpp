@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward only, on a common clock of M + S - 1 steps: micro-batch m is forwarded on stage s at step s + m and sent
-// one step later. Even stages send before they receive, odd ones receive first, so both ends of a link meet.
-// The listing is that of DeepSpeed's InferenceSchedule.
+// Forward only, on a common clock of M + S - 1 steps: micro-batch m is forwarded on stage s at step
+// s + m and sent one step later. Even stages send before they receive, odd ones receive first, so
+// both ends of a link meet. The listing is that of DeepSpeed's InferenceSchedule.
 #include "espalier/plan/schedule/generator.hpp"
 #include "espalier/plan/schedule/schedules.hpp"
 

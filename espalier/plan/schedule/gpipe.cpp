@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// All forwards, then all backwards, on a common clock of 2 (M + S - 1) steps: micro-batch m is forwarded on stage s
-// at step s + m and backwarded at step (M + S - 1) + (S - 1 - s) + m. What a stage makes it sends in the same step.
-// Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019.
+// All forwards, then all backwards, on a common clock of 2 (M + S - 1) steps: micro-batch m is
+// forwarded on stage s at step s + m and backwarded at step (M + S - 1) + (S - 1 - s) + m. What a
+// stage makes it sends in the same step. Huang et al., "GPipe: Efficient Training of Giant Neural
+// Networks using Pipeline Parallelism", 2019.
 #include "espalier/plan/schedule/generator.hpp"
 #include "espalier/plan/schedule/schedules.hpp"
 

@@ -5,16 +5,26 @@ namespace espalier {
 
 std::string_view code(Op op) {
   switch (op) {
-    case Op::load: return "Ld";
-    case Op::forward: return "F";
-    case Op::backward: return "B";
-    case Op::send_activation: return "SA";
-    case Op::recv_activation: return "RA";
-    case Op::send_grad: return "SG";
-    case Op::recv_grad: return "RG";
-    case Op::reduce_tied_grads: return "RT";
-    case Op::reduce_grads: return "RD";
-    case Op::optimizer_step: return "OS";
+    case Op::load:
+      return "Ld";
+    case Op::forward:
+      return "F";
+    case Op::backward:
+      return "B";
+    case Op::send_activation:
+      return "SA";
+    case Op::recv_activation:
+      return "RA";
+    case Op::send_grad:
+      return "SG";
+    case Op::recv_grad:
+      return "RG";
+    case Op::reduce_tied_grads:
+      return "RT";
+    case Op::reduce_grads:
+      return "RD";
+    case Op::optimizer_step:
+      return "OS";
   }
   return "?";  // not an Op: the checker reports it
 }

@@ -9,7 +9,8 @@
 
 namespace espalier {
 
-// What a pipeline stage can be told to do. Schedules are lists of these; the executor knows nothing else.
+// What a pipeline stage can be told to do. Schedules are lists of these; the executor knows nothing
+// else.
 enum class Op : std::uint8_t {
   load,             // draw the micro-batch from the data source (first and last stage)
   forward,          // run the stage's layers
@@ -31,12 +32,14 @@ bool has_micro_batch(Op op);
 
 struct Instruction {
   Op op;
-  std::int32_t buffer = -1;       // slot that holds the micro-batch's tensors on this stage; -1 without one
+  std::int32_t buffer =
+      -1;  // slot that holds the micro-batch's tensors on this stage; -1 without one
   std::int32_t micro_batch = -1;  // -1 without one
   friend bool operator==(const Instruction&, const Instruction&) = default;
 };
 
-// One stage's part: what it does step by step (instructions of a step run in order), and how many slots it needs.
+// One stage's part: what it does step by step (instructions of a step run in order), and how many
+// slots it needs.
 struct StageProgram {
   std::int64_t num_buffers = 0;
   std::vector<std::vector<Instruction>> steps;
@@ -51,7 +54,8 @@ struct Schedule {
   std::int64_t num_stages() const { return static_cast<std::int64_t>(stages.size()); }
 };
 
-// A named generator: makes the schedule for any number of stages and micro-batches (both >= 1, ConfigError otherwise).
+// A named generator: makes the schedule for any number of stages and micro-batches (both >= 1,
+// ConfigError otherwise).
 struct ScheduleKind {
   std::string name;
   std::function<Schedule(std::int64_t num_stages, std::int64_t num_micro_batches)> generate;

@@ -30,16 +30,21 @@ struct Link {
 
 inline Link link(Op op) {
   switch (op) {
-    case Op::send_activation: return {+1, Op::recv_activation};
-    case Op::recv_activation: return {-1, Op::send_activation};
-    case Op::send_grad: return {-1, Op::recv_grad};
-    case Op::recv_grad: return {+1, Op::send_grad};
+    case Op::send_activation:
+      return {+1, Op::recv_activation};
+    case Op::recv_activation:
+      return {-1, Op::send_activation};
+    case Op::send_grad:
+      return {-1, Op::recv_grad};
+    case Op::recv_grad:
+      return {+1, Op::send_grad};
     case Op::load:
     case Op::forward:
     case Op::backward:
     case Op::reduce_tied_grads:
     case Op::reduce_grads:
-    case Op::optimizer_step: break;
+    case Op::optimizer_step:
+      break;
   }
   return {0, op};
 }

@@ -10,7 +10,7 @@ namespace espalier {
 
 // Times in one unit of the caller's choice.
 struct ScheduleCosts {
-  double forward = 1.0;   // of a whole stage, one micro-batch
+  double forward = 1.0;  // of a whole stage, one micro-batch
   double backward = 2.0;
   double transfer = 0.0;  // one activation or gradient over one link
 };
@@ -27,7 +27,8 @@ struct Simulation {
   double ideal = 0.0;                         // span without any bubble: busiest stage's work
 };
 
-// Plays the schedule with buffered sends (a send never waits). ConfigError if the schedule does not check.
+// Plays the schedule with buffered sends (a send never waits). ConfigError if the schedule does not
+// check.
 Simulation simulate(const Schedule& schedule, const ScheduleCosts& costs);
 
 }  // namespace espalier

@@ -1,0 +1,273 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`espalier train` and `espalier verify` from outside: what they write, how they end, what they refuse.
+
+Usage: train_test.py ESPALIER [unittest arguments]; ESPALIER is the program to test.
+"""
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ESPALIER = sys.argv.pop(1) if len(sys.argv) > 1 else "espalier"
+SMALL = ["--layers", "2", "--hidden", "16", "--heads", "2", "--context", "16", "--batch", "8", "--micro-batches", "2",
+         "--warmup", "2", "--sample", "8"]
+
+
+def children(pid):
+    """All processes below pid, found through /proc."""
+    below = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as stat:
+                    below.setdefault(int(stat.read().rsplit(")", 1)[1].split()[1]), []).append(int(entry))
+            except OSError:
+                pass
+    found, todo = [], [pid]
+    while todo:
+        for child in below.get(todo.pop(), []):
+            found.append(child)
+            todo.append(child)
+    return found
+
+
+def is_rank(pid):
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as environ:
+            return b"ESPALIER_RANK=" in environ.read()
+    except OSError:
+        return False
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def clean_environment():
+    return {name: value for name, value in os.environ.items()
+            if not name.startswith(("ESPALIER_", "OMPI_", "PMI", "SLURM_")) and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+
+
+class Train(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.text = self.path("text")
+        random.seed(1)
+        with open(self.text, "w") as text:
+            text.write("".join(random.choice("the quick brown fox ") for _ in range(4000)))
+
+    def path(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def command(self, *arguments):
+        return [ESPALIER, "train", "--text", self.text, *SMALL, *arguments]
+
+    def run_command(self, command, **more):
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=clean_environment() | more.pop("env", {}), **more)
+
+    def train(self, *arguments):
+        done = self.run_command(self.command(*arguments))
+        self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
+        return done
+
+    def losses(self, out):
+        with open(os.path.join(out, "metrics.csv")) as metrics:
+            return [(row["step"], row["loss"], row["grad_norm"], row["lr"]) for row in csv.DictReader(metrics)]
+
+    def start(self, *arguments):
+        process = subprocess.Popen(self.command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   env=clean_environment(), start_new_session=True)
+        self.addCleanup(lambda: (process.kill(), process.wait(), process.stdout.close(), process.stderr.close()))
+        return process
+
+    def wait_for_rows(self, out, rows, process):
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            self.assertIsNone(process.poll(), "it ended early")
+            try:
+                if len(self.losses(out)) >= rows:
+                    return
+            except (OSError, KeyError):
+                pass
+            time.sleep(0.01)
+        self.fail("no progress")
+
+    def assert_gone(self, pids):
+        deadline = time.monotonic() + 2
+        while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.assertEqual([pid for pid in pids if alive(pid)], [])
+
+    def test_writes_metrics_configuration_checkpoints_and_a_report(self):
+        out = self.path("out")
+        done = self.train("--layout", "pipe=2,data=2", "--steps", "6", "--save-every", "3", "--out", out)
+        self.assertEqual([row[0] for row in self.losses(out)], [str(step) for step in range(6)])
+        with open(os.path.join(out, "config.json")) as config:
+            self.assertEqual(json.load(config)["steps"], 6)
+        with open(os.path.join(out, "checkpoints", "latest")) as latest:
+            self.assertEqual(latest.read().strip(), "step-00000006")
+        with open(os.path.join(out, "report.html")) as report:
+            self.assertIn("<svg", report.read())
+        self.assertIn("step 6/6", done.stdout)
+        self.assertEqual(done.stderr, "")
+
+    def test_gives_the_same_losses_in_every_layout(self):
+        outs = {}
+        for layout in ("data=1", "pipe=2", "data=2", "pipe=2,data=2"):
+            outs[layout] = self.path(layout)
+            data = 2 if "data=2" in layout else 1
+            self.train("--layout", layout, "--steps", "4", "--precision", "fp64", "--micro-batches", str(4 // data), "--out", outs[layout])
+        expected = [float(row[1]) for row in self.losses(outs["data=1"])]
+        for layout, out in outs.items():
+            for loss, want in zip([float(row[1]) for row in self.losses(out)], expected, strict=True):
+                self.assertAlmostEqual(loss, want, delta=1e-10 * want, msg=layout)
+
+    def test_resumes_bit_for_bit_after_sigkill(self):
+        steps = ["--layout", "pipe=2,data=2", "--steps", "40", "--save-every", "5"]
+        whole, broken = self.path("whole"), self.path("broken")
+        self.train(*steps, "--out", whole)
+        process = self.start(*steps, "--out", broken)
+        self.wait_for_rows(broken, 12, process)
+        victim = next(pid for pid in children(process.pid) if is_rank(pid))
+        os.kill(victim, signal.SIGKILL)
+        process.wait(timeout=10)
+        self.train(*steps, "--out", broken, "--resume")
+        self.assertEqual(self.losses(broken), self.losses(whole))
+
+    def test_resumes_in_another_layout(self):
+        out, whole = self.path("out"), self.path("whole")
+        common = ["--steps", "8", "--precision", "fp64", "--save-every", "4"]
+        self.train(*common, "--layout", "data=1", "--micro-batches", "4", "--out", whole)
+        process = self.start(*common, "--layout", "pipe=2,data=2", "--steps", "8", "--out", out)
+        self.wait_for_rows(out, 5, process)
+        process.kill()
+        process.wait()
+        if len(self.losses(out)) < 8:
+            self.train(*common, "--layout", "data=2", "--out", out, "--resume")
+        for (_, loss, *_), (_, want, *_) in zip(self.losses(out), self.losses(whole), strict=True):
+            self.assertAlmostEqual(float(loss), float(want), delta=1e-10 * float(want))
+
+    def test_a_killed_rank_ends_all_within_two_seconds_and_is_named(self):
+        out = self.path("out")
+        process = self.start("--layout", "pipe=2,data=2", "--steps", "100000", "--out", out)
+        self.wait_for_rows(out, 3, process)
+        below = children(process.pid)
+        ranks = [pid for pid in below if is_rank(pid)]
+        self.assertEqual(len(ranks), 4)
+        begin = time.monotonic()
+        os.kill(ranks[2], signal.SIGKILL)
+        _, errors = process.communicate(timeout=10)
+        seconds = time.monotonic() - begin
+        self.assertLess(seconds, 2.0)
+        self.assertNotEqual(process.returncode, 0)
+        self.assertIn(str(ranks[2]), errors)
+        self.assertIn("SIGKILL", errors)
+        self.assert_gone(below)
+        print(f"ended after {seconds:.2f} s:\n{errors}", file=sys.stderr)
+
+    def test_sigterm_and_sigint_end_every_rank_within_two_seconds(self):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            out = self.path(f"out{number}")
+            process = self.start("--layout", "pipe=2,data=2", "--steps", "100000", "--out", out)
+            self.wait_for_rows(out, 3, process)
+            below = children(process.pid)
+            begin = time.monotonic()
+            process.send_signal(number)
+            process.communicate(timeout=10)
+            self.assertLess(time.monotonic() - begin, 2.0)
+            self.assertEqual(process.returncode, 128 + number)
+            self.assert_gone(below)
+
+    def test_refuses_bad_input_with_one_message(self):
+        empty, short = self.path("empty"), self.path("short")
+        open(empty, "w").close()
+        with open(short, "w") as file:
+            file.write("too short")
+        out_is_a_file = self.path("file")
+        open(out_is_a_file, "w").close()
+        for arguments, parts in [
+            (["--layout", "pipe=0,data=2"], ["pipe", "0"]),
+            (["--layout", "pipe=-2"], ["pipe"]),
+            (["--layout", "depth=2"], ["depth", "pipe"]),
+            (["--layout", "data=2,data=2"], ["data", "twice"]),
+            (["--layout", "pipe=8"], ["8 stages", "6 layers", "pipe <= 6"]),
+            (["--heads", "3"], ["hidden 16", "3 heads"]),
+            (["--layout", "data=2", "--batch", "6"], ["6", "data 2", "2 micro-batches", "4 and 8"]),
+            (["--lr", "nan"], ["lr", "nan"]),
+            (["--lr", "-1"], ["lr", "-1"]),
+            (["--text", self.path("missing")], ["missing"]),
+            (["--text", empty], [empty]),
+            (["--text", short], ["17"]),
+            (["--out", os.path.join(out_is_a_file, "x")], [out_is_a_file]),
+            (["--out", self.path("nothing"), "--resume"], ["no checkpoint"]),
+            (["--schedule", "zigzag"], ["zigzag", "1f1b"]),
+            (["--partition", "0,2,x"], ["0,2,x"]),
+            (["--partition", "0,9", "--layout", "pipe=2"], ["9"]),
+            (["--precision", "fp8"], ["fp8", "fp64"]),
+            (["--backend", "pigeon"], ["pigeon", "host"]),
+            (["--what"], ["--what"]),
+        ]:
+            for layout in ([], ["--layout", "pipe=2"]):
+                with self.subTest(arguments=arguments, layout=layout):
+                    if layout and "--layout" in arguments:
+                        continue
+                    command = [ESPALIER, "train", *SMALL, "--steps", "3", *layout, *arguments]
+                    if "--text" not in arguments:
+                        command += ["--text", self.text]
+                    done = self.run_command(command)
+                    self.assertEqual(done.returncode, 2, done.stderr)
+                    self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
+                    for part in parts:
+                        self.assertIn(part, done.stderr)
+
+    def test_refuses_a_damaged_checkpoint_and_says_which_file(self):
+        out = self.path("out")
+        steps = ["--layout", "pipe=2", "--steps", "4", "--save-every", "2"]
+        self.train(*steps, "--out", out)
+        folder = os.path.join(out, "checkpoints", "step-00000004")
+        victim = os.path.join(folder, "wte.safetensors")
+        with open(victim, "rb") as file:
+            good = file.read()
+        flipped = bytearray(good)
+        flipped[-5] ^= 0x10
+        for damaged in (good[: len(good) // 2], bytes(flipped)):
+            with open(victim, "wb") as file:
+                file.write(damaged)
+            done = self.run_command(self.command(*steps, "--out", out, "--resume"))
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
+            self.assertIn("wte.safetensors", done.stderr)
+
+    def test_refuses_ranks_that_were_started_with_different_layouts(self):
+        script = self.path("rank.sh")
+        with open(script, "w") as file:
+            file.write('#!/bin/sh\nif [ "$ESPALIER_RANK" = 1 ]; then layout=pipe=2; else layout=data=2; fi\n'
+                       'exec "$@" --layout $layout\n')
+        os.chmod(script, 0o755)
+        done = self.run_command([ESPALIER, "run", "-n", "2", "--", script, *self.command("--steps", "2")])
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
+        for part in ("pipe=1", "pipe=2", "rank 0", "rank 1"):
+            self.assertIn(part, done.stderr)
+
+    def test_verify_finds_a_layout_equal_to_one_rank(self):
+        done = self.run_command([ESPALIER, "verify", "--layout", "pipe=2,data=2", "--precision", "fp64", *SMALL[:8], "--micro-batches", "3"])
+        self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
+        self.assertIn("wte.weight", done.stdout)
+        self.assertIn("equal:", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

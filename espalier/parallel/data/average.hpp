@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "espalier/comm/group.hpp"
+
+namespace espalier {
+
+// flat <- its mean over the group, in buckets of at most `bucket_bytes` that travel at the same time. `flat` is a contiguous
+// 1-d floating tensor of the same length on every member. Collective over the group; blocks.
+void average_in_buckets(at::Tensor& flat, const Group& group, std::int64_t bucket_bytes);
+
+}  // namespace espalier

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// Each buffer slot of the stage's program holds one micro-batch's tensors between its instructions:
+//   inputs    what the stage was given: leaves, so that their gradients can be sent back
+//   outputs   what its layers made of them; on the last stage one scalar, the loss
+//   gradients of those outputs that require one, as received
+// Messages are tagged by direction and micro-batch.
+#include "espalier/parallel/pipeline/executor.hpp"
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+
+#include "espalier/base/check.hpp"
+#include "espalier/comm/collectives.hpp"
+#include "espalier/parallel/pipeline/message.hpp"
+
+namespace espalier {
+namespace {
+
+struct Slot {
+  MicroBatch loaded;
+  Tensors inputs;
+  Tensors outputs;
+  Tensors gradients;
+};
+
+Tensors requiring_grad(const Tensors& tensors) {
+  Tensors result;
+  std::ranges::copy_if(tensors, std::back_inserter(result), [](const at::Tensor& t) { return t.requires_grad(); });
+  return result;
+}
+
+class Executor {
+ public:
+  Executor(const PipelineModule& module, const Schedule& schedule, const MicroBatchSource& source, const LossFunction& loss,
+           const StepActions& actions)
+      : module_(module),
+        source_(source),
+        loss_(loss),
+        actions_(actions),
+        pipe_(module.mesh().group("pipe")),
+        stage_(module.stage()),
+        num_micro_batches_(schedule.num_micro_batches),
+        slots_(schedule.stages[stage_].num_buffers) {}
+
+  double run(const StageProgram& program) {
+    for (const auto& step : program.steps) {
+      for (const Instruction& instruction : step) {
+        try {
+          execute(instruction);
+        } catch (const CommError& error) {
+          throw CommError(fmt::format("stage {}, {}{}: {}", stage_, code(instruction.op),
+                                      has_micro_batch(instruction.op) ? fmt::format(" of micro-batch {}", instruction.micro_batch) : "",
+                                      error.what()));
+        }
+      }
+    }
+    pending_.wait();
+    return loss_sum_;
+  }
+
+ private:
+  void execute(const Instruction& instruction) {
+    switch (instruction.op) {
+      case Op::load: return load(instruction);
+      case Op::forward: return forward(slot(instruction));
+      case Op::backward: return backward(slot(instruction));
+      case Op::send_activation: return send_activation(instruction);
+      case Op::recv_activation: return recv_activation(instruction);
+      case Op::send_grad: return send_grad(instruction);
+      case Op::recv_grad: return recv_grad(instruction);
+      case Op::reduce_tied_grads: return actions_.reduce_tied_grads();
+      case Op::reduce_grads: return actions_.reduce_grads();
+      case Op::optimizer_step: return actions_.optimizer_step();
+    }
+  }
+
+  Slot& slot(const Instruction& instruction) { return slots_[instruction.buffer]; }
+  static std::int64_t activation_tag(const Instruction& instruction) { return 2 * std::int64_t{instruction.micro_batch}; }
+  static std::int64_t grad_tag(const Instruction& instruction) { return activation_tag(instruction) + 1; }
+
+  void load(const Instruction& instruction) {
+    Slot& at = slot(instruction);
+    at.loaded = source_(instruction.micro_batch);
+    if (module_.first_stage()) at.inputs = at.loaded.inputs;
+  }
+
+  void forward(Slot& at) {
+    at.outputs = module_.forward(at.inputs);
+    if (!module_.last_stage()) return;
+    const at::Tensor loss = loss_(at.outputs, at.loaded.targets);
+    ESPALIER_CHECK_CONFIG(loss.numel() == 1, "loss function: it returned {} elements; expected one, the mean over the micro-batch",
+                          loss.numel());
+    loss_sum_ += loss.item<double>();
+    at.outputs = {loss};
+    at.loaded = {};
+    if (!c10::GradMode::is_enabled()) at = {};
+  }
+
+  void backward(Slot& at) {
+    if (module_.last_stage()) {
+      const at::Tensor& loss = at.outputs.front();
+      at.gradients = {at::full(loss.sizes(), 1.0 / static_cast<double>(num_micro_batches_), loss.options().requires_grad(false))};
+    }
+    const Tensors outputs = requiring_grad(at.outputs);
+    if (!outputs.empty()) torch::autograd::backward(outputs, at.gradients);
+    at.outputs.clear();
+    at.gradients.clear();
+    if (module_.first_stage()) at = {};
+  }
+
+  void send_activation(const Instruction& instruction) {
+    pending_.drop_finished();
+    Slot& at = slot(instruction);
+    detail::send_tensors(at.outputs, pipe_, stage_ + 1, activation_tag(instruction), pending_);
+    if (!c10::GradMode::is_enabled()) at = {};
+  }
+
+  void recv_activation(const Instruction& instruction) {
+    slot(instruction).inputs = detail::recv_tensors(pipe_, stage_ - 1, activation_tag(instruction));
+  }
+
+  // One gradient for each input that requires one; zeros where the stage did not use it.
+  void send_grad(const Instruction& instruction) {
+    pending_.drop_finished();
+    Slot& at = slot(instruction);
+    for (const at::Tensor& input : requiring_grad(at.inputs)) {
+      const at::Tensor gradient = input.grad().defined() ? input.grad() : at::zeros_like(input);
+      pending_.add(send(gradient, pipe_, stage_ - 1, grad_tag(instruction)));
+    }
+    at = {};
+  }
+
+  void recv_grad(const Instruction& instruction) {
+    Slot& at = slot(instruction);
+    std::vector<Work> works;
+    for (const at::Tensor& output : requiring_grad(at.outputs)) {
+      at.gradients.push_back(at::empty_like(output.detach(), at::MemoryFormat::Contiguous));
+      works.push_back(recv(at.gradients.back(), pipe_, stage_ + 1, grad_tag(instruction)));
+    }
+    wait_all(works);
+  }
+
+  const PipelineModule& module_;
+  const MicroBatchSource& source_;
+  const LossFunction& loss_;
+  const StepActions& actions_;
+  const Group& pipe_;
+  std::int64_t stage_;
+  std::int64_t num_micro_batches_;
+  std::vector<Slot> slots_;
+  detail::PendingSends pending_;
+  double loss_sum_ = 0.0;
+};
+
+bool has_backward(const StageProgram& program) {
+  return std::ranges::any_of(program.steps, [](const auto& step) {
+    return std::ranges::any_of(step, [](const Instruction& instruction) { return instruction.op == Op::backward; });
+  });
+}
+
+}  // namespace
+
+double execute(const PipelineModule& module, const Schedule& schedule, const MicroBatchSource& source,
+               const LossFunction& loss, const StepActions& actions) {
+  ESPALIER_CHECK_CONFIG(schedule.num_stages() == module.num_stages(), "pipeline: schedule {} is for {} stages, but the layout has {}",
+                        schedule.name, schedule.num_stages(), module.num_stages());
+  const StageProgram& program = schedule.stages[module.stage()];
+  const c10::AutoGradMode grad_mode(has_backward(program));
+  return Executor(module, schedule, source, loss, actions).run(program);
+}
+
+}  // namespace espalier

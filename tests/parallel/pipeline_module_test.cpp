@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// Building, naming, tying and running layers over stages.
+#include "espalier/parallel/pipeline/pipeline_module.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <map>
+#include <mutex>
+
+#include "espalier/base/error.hpp"
+#include "espalier/comm/run_ranks.hpp"
+#include "espalier/parallel/pipeline/executor.hpp"
+#include "espalier/plan/schedule/schedules.hpp"
+
+namespace espalier {
+namespace {
+
+using at::Tensor;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+namespace nn = torch::nn;
+
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "no ConfigError";
+}
+
+std::vector<LayerSpec> embedding_and_head() {
+  return {tied<nn::Embedding>("wte", 11, 4), layer<nn::Linear>(4, 4), layer<nn::Linear>(4, 4),
+          tied_use<nn::Embedding>("wte", [](nn::EmbeddingImpl& e, const Tensor& x) { return x.matmul(e.weight.t()); })};
+}
+
+std::map<std::string, Tensor> weights_over(std::int64_t pipe, const std::vector<LayerSpec>& layers, PipelineOptions options = {}) {
+  std::map<std::string, Tensor> weights;
+  std::mutex mutex;
+  options.partition = by_layers();
+  run_ranks(pipe, [&](World& world) {
+    const PipelineModule module(Mesh(world, {.pipe = pipe}), layers, options);
+    const std::lock_guard lock(mutex);
+    for (const Parameter& parameter : module.parameters()) {
+      const auto [at, inserted] = weights.emplace(parameter.name, parameter.tensor().detach().clone());
+      if (!inserted) EXPECT_TRUE(at::equal(at->second, parameter.tensor())) << parameter.name;
+    }
+  });
+  return weights;
+}
+
+TEST(PipelineModule, GivesWeightsThatDependOnSeedAndLayerAlone) {
+  const auto one = weights_over(1, embedding_and_head());
+  EXPECT_EQ(one.size(), 5u);  // wte.weight, and weight and bias of layers 1 and 2
+  EXPECT_TRUE(one.contains("wte.weight") && one.contains("layers.2.bias"));
+  for (const std::int64_t pipe : {2, 3, 4}) {
+    const auto many = weights_over(pipe, embedding_and_head());
+    ASSERT_EQ(many.size(), one.size());
+    for (const auto& [name, tensor] : one) EXPECT_TRUE(at::equal(tensor, many.at(name))) << name;
+  }
+  EXPECT_FALSE(at::equal(one.at("layers.1.weight"), one.at("layers.2.weight")));
+  EXPECT_FALSE(at::equal(one.at("layers.1.weight"), weights_over(1, embedding_and_head(), {.seed = 5}).at("layers.1.weight")));
+}
+
+TEST(PipelineModule, LeavesLibTorchsGeneratorAsItWas) {
+  torch::manual_seed(17);
+  const Tensor expected = torch::rand({3});
+  torch::manual_seed(17);
+  weights_over(1, embedding_and_head());
+  EXPECT_TRUE(at::equal(torch::rand({3}), expected));
+}
+
+TEST(PipelineModule, CallsTheUsersSeedingFunctionBeforeEachLayer) {
+  std::vector<std::uint64_t> seeds;
+  weights_over(1, embedding_and_head(), {.seed_function = [&](std::uint64_t seed) { seeds.push_back(seed); }});
+  EXPECT_EQ(seeds.size(), 3u);
+}
+
+TEST(PipelineModule, TiesOnlyTheNamedAttributes) {
+  std::vector<LayerSpec> layers{tied<nn::Linear>("shared", 4, 4), tied_use<nn::Linear>("shared", [](nn::LinearImpl& l, const Tensor& x) {
+                                  return l.forward(x);
+                                })};
+  layers[0].attributes = {"weight"};
+  const auto weights = weights_over(2, layers);
+  EXPECT_EQ(weights.size(), 3u);
+  EXPECT_TRUE(weights.contains("shared.weight") && weights.contains("layers.0.bias") && weights.contains("layers.1.bias"));
+  layers[0].attributes = {"wieght"};
+  EXPECT_THAT(error_of([&] { weights_over(1, layers); }), HasSubstr("'wieght', but Linear has weight, bias"));
+}
+
+TEST(PipelineModule, SharesATiedKeyThatOneStageUsesTwice) {
+  run_ranks(1, [](World& world) {
+    const PipelineModule module(Mesh(world, {}), embedding_and_head());
+    const Parameter& wte = module.parameters()[0];
+    EXPECT_EQ(wte.name, "wte.weight");
+    EXPECT_EQ(wte.uses.size(), 1u);  // one module serves both uses
+    module.forward({torch::tensor({1, 2})})[0].sum().backward();
+    EXPECT_TRUE(wte.tensor().grad().defined());
+  });
+}
+
+TEST(PipelineModule, RefusesMoreStagesThanLayers) {
+  EXPECT_THAT(error_of([] { weights_over(5, embedding_and_head()); }), HasSubstr("5 stages but only 4 layers"));
+}
+
+TEST(PipelineModule, RefusesATiedUseWithoutItsKey) {
+  auto layers = embedding_and_head();
+  layers.erase(layers.begin());
+  EXPECT_THAT(error_of([&] { weights_over(1, layers); }), HasSubstr("'wte', which no earlier layer makes"));
+}
+
+TEST(PipelineModule, RefusesRanksWithDifferentLayers) {
+  const std::string error = error_of([] {
+    run_ranks(2, [](World& world) {
+      auto layers = embedding_and_head();
+      if (world.rank() == 1) layers[2] = layer<nn::Tanh>();
+      PipelineModule(Mesh(world, {.pipe = 2}), layers, {.partition = by_layers()});
+    });
+  });
+  EXPECT_THAT(error, HasSubstr("layer 2 is Linear"));
+  EXPECT_THAT(error, HasSubstr("layer 2 is Tanh"));
+}
+
+TEST(PipelineModule, SaysWhichLayerDoesNotTakeWhatItIsGiven) {
+  const std::vector<LayerSpec> layers{function("pair", [](const Tensor& x) { return std::tuple{x, x}; }), layer<nn::Linear>(4, 4)};
+  const std::string error = error_of([&] {
+    run_ranks(1, [&](World& world) { PipelineModule(Mesh(world, {}), layers).forward({torch::ones({4})}); });
+  });
+  EXPECT_THAT(error, HasSubstr("layer Linear: its forward takes 1 tensors, but it is given 2"));
+}
+
+TEST(PipelineModule, TakesASequentialAndTrainsACopyOfIt) {
+  const nn::Sequential net(nn::Linear(2, 3), nn::ReLU(), nn::Linear(3, 1));
+  run_ranks(2, [&](World& world) {
+    const PipelineModule module(Mesh(world, {.data = 2}), {layer_of(net.ptr())});
+    EXPECT_EQ(module.parameters().size(), 4u);
+    EXPECT_EQ(module.parameters()[0].name, "layers.0.0.weight");
+    EXPECT_NE(module.parameters()[0].tensor().data_ptr(), net->parameters()[0].data_ptr());
+    EXPECT_TRUE(at::equal(module.parameters()[0].tensor(), net->parameters()[0]));
+    EXPECT_EQ(module.forward({torch::ones({5, 2})})[0].sizes(), (std::vector<std::int64_t>{5, 1}));
+  });
+}
+
+TEST(PipelineModule, CutsAsTheMethodSays) {
+  const auto cuts_of = [](PartitionMethod method) {
+    std::vector<std::int64_t> cuts;
+    run_ranks(2, [&](World& world) {
+      const PipelineModule module(Mesh(world, {.pipe = 2}), embedding_and_head(), {.partition = method});
+      if (world.rank() == 0) cuts = module.cuts();
+    });
+    return cuts;
+  };
+  EXPECT_THAT(cuts_of(by_layers()), ElementsAre(0, 2, 4));
+  EXPECT_THAT(cuts_of(by_parameters()), ElementsAre(0, 2, 4));  // 44, 20, 20, 44
+  EXPECT_THAT(cuts_of(at_cuts({0, 3, 4})), ElementsAre(0, 3, 4));
+  EXPECT_THAT(cuts_of(by_weights({9, 1, 1, 1})), ElementsAre(0, 1, 4));
+  EXPECT_THAT(cuts_of(by_type("linear")), ElementsAre(0, 2, 4));
+  EXPECT_THAT(error_of([&] { cuts_of(by_type("conv")); }), HasSubstr("conv"));
+}
+
+// Three tensors over each cut: one with gradient, an integer one, a bool mask; shapes that change between micro-batches.
+TEST(Executor, CarriesAnyTensorsBetweenStages) {
+  const auto mixes = function("mixes", [](const Tensor& x, const Tensor& kinds, const Tensor& mask) {
+    return std::tuple{(x * 2).masked_fill(mask, 1.0), kinds + 1, mask};
+  });
+  const std::vector<LayerSpec> layers{function("first", [](const Tensor& x) { return std::tuple{x * 3, (x > 0).to(at::kLong), x < 0}; }),
+                                      function("through", [](const Tensors& all) { return all; }), mixes, mixes};
+  for (const std::int64_t pipe : {1, 2, 4}) {
+    for (const auto& kind : {gpipe(), one_f_one_b()}) {
+      run_ranks(pipe, [&](World& world) {
+        const PipelineModule module(Mesh(world, {.pipe = pipe}), layers, {.partition = by_layers()});
+        std::vector<Tensor> inputs;
+        for (std::int64_t m = 0; m < 3; ++m) inputs.push_back((torch::arange(2 + m, at::kDouble) - 1).set_requires_grad(true));
+        double kinds_sum = 0.0;
+        const double loss = execute(
+            module, kind.generate(pipe, 3), [&](std::int64_t m) { return MicroBatch{{inputs[m]}, {}}; },
+            [&](const Tensors& outputs, const Tensors&) {
+              kinds_sum += outputs[1].sum().item<double>();
+              EXPECT_EQ(outputs[2].scalar_type(), at::kBool);
+              return outputs[0].sum();
+            });
+        if (module.last_stage()) {
+          EXPECT_EQ(kinds_sum, 2.0 * (2 + 3 + 4) + 0 + 1 + 2);
+          EXPECT_EQ(loss, (1 + 0) + (1 + 0 + 12) + (1 + 0 + 12 + 24));
+        }
+        if (module.first_stage()) {
+          EXPECT_TRUE(at::equal(inputs[2].grad(), torch::tensor({0.0, 12.0, 12.0, 12.0}, at::kDouble) / 3.0)) << inputs[2].grad();
+        }
+      });
+    }
+  }
+}
+
+TEST(Executor, SendsZerosForAnInputThatTheNextStageDidNotUse) {
+  const std::vector<LayerSpec> layers{function("pair", [](const Tensor& x) { return std::tuple{x * 2, x * 3}; }),
+                                      function("first only", [](const Tensor& x, const Tensor&) { return x; })};
+  run_ranks(2, [&](World& world) {
+    const PipelineModule module(Mesh(world, {.pipe = 2}), layers, {.partition = by_layers()});
+    const Tensor input = torch::ones({2}).set_requires_grad(true);
+    execute(module, gpipe().generate(2, 1), [&](std::int64_t) { return MicroBatch{{input}, {}}; },
+            [](const Tensors& outputs, const Tensors&) { return outputs[0].sum(); });
+    if (module.first_stage()) EXPECT_TRUE(at::equal(input.grad(), torch::full({2}, 2.0)));
+  });
+}
+
+TEST(Executor, RefusesALossThatIsNotOneNumber) {
+  EXPECT_THAT(error_of([] {
+                run_ranks(1, [](World& world) {
+                  const PipelineModule module(Mesh(world, {}), {layer<nn::Linear>(2, 2)});
+                  execute(module, gpipe().generate(1, 1), [](std::int64_t) { return MicroBatch{{torch::ones({2})}, {}}; },
+                          [](const Tensors& outputs, const Tensors&) { return outputs[0]; });
+                });
+              }),
+              HasSubstr("2 elements"));
+}
+
+}  // namespace
+}  // namespace espalier

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/models/gpt/byte_text.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "tests/support/error_of.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace espalier {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class ByteTexts : public ::testing::Test {
+ protected:
+  std::string file(const std::string& name, const std::string& text) {
+    testing::write_text(folder_.file(name), text);
+    return folder_.file(name);
+  }
+
+  testing::TemporaryFolder folder_;
+};
+
+using Paths = std::vector<std::string>;
+
+TEST_F(ByteTexts, GiveWindowsAndTheBytesThatFollow) {
+  const ByteText text(Paths{file("a", "abcdef"), file("b", "gh\xff")}, 3);
+  EXPECT_EQ(text.num_bytes(), 9);
+  EXPECT_EQ(text.num_samples(), 2);
+  const auto [input, target] = text.batch(std::vector<std::int64_t>{1, 0, 1});
+  EXPECT_TRUE(at::equal(
+      input, torch::tensor({{'d', 'e', 'f'}, {'a', 'b', 'c'}, {'d', 'e', 'f'}}, at::kLong)));
+  EXPECT_TRUE(at::equal(
+      target, torch::tensor({{'e', 'f', 'g'}, {'b', 'c', 'd'}, {'e', 'f', 'g'}}, at::kLong)));
+  const ByteText bytes(Paths{folder_.file("b")}, 2);
+  EXPECT_EQ(bytes.batch(std::vector<std::int64_t>{0}).target[0][1].item<std::int64_t>(), 255);
+}
+
+TEST_F(ByteTexts, PredictEveryByteButTheFirstOnceAnEpoch) {
+  std::string content(100, ' ');
+  std::iota(content.begin(), content.end(), '\0');
+  const ByteText text(Paths{file("a", content)}, 9);
+  ASSERT_EQ(text.num_samples(), 11);
+  std::vector<std::int64_t> all(11);
+  std::iota(all.begin(), all.end(), 0);
+  EXPECT_TRUE(at::equal(text.batch(all).target.flatten(), at::arange(1, 100)));
+}
+
+TEST_F(ByteTexts, GiveAnEmptyBatchItsShape) {
+  const ByteText text(Paths{file("a", "abcdef")}, 3);
+  EXPECT_EQ(text.batch({}).input.sizes(), at::IntArrayRef({0, 3}));
+}
+
+TEST_F(ByteTexts, ThatCannotBeTrainedOnAreRefused) {
+  const std::string good = file("good", std::string(128, 'x'));
+  EXPECT_THAT(testing::error_of([&] { ByteText(Paths{good, folder_.file("gone")}, 16); }),
+              AllOf(HasSubstr(folder_.file("gone")), HasSubstr("No such file or directory")));
+  EXPECT_THAT(testing::error_of([&] { ByteText(Paths{file("empty", ""), good}, 16); }),
+              AllOf(HasSubstr(folder_.file("empty")), HasSubstr("is empty")));
+  EXPECT_THAT(testing::error_of([&] { ByteText(Paths{folder_.path()}, 16); }),
+              AllOf(HasSubstr(folder_.path()), HasSubstr("Is a directory")));
+  EXPECT_THAT(testing::error_of([&] { ByteText(Paths{}, 16); }), HasSubstr("no file was given"));
+  EXPECT_THAT(testing::error_of([&] { ByteText(Paths{good}, 128); }),
+              AllOf(HasSubstr("128 bytes in all"), HasSubstr("context + 1 = 129")));
+  EXPECT_THAT(testing::error_of([&] { ByteText(Paths{good}, 0); }), HasSubstr("context 0"));
+  EXPECT_EQ(ByteText(Paths{good}, 127).num_samples(), 1);
+}
+
+}  // namespace
+}  // namespace espalier

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// A step: zero gradients -> the schedule's instructions -> tied gradients summed over their stages -> all gradients averaged
+// over data -> global norm, clip, agreement on whether they are finite -> optimizer -> mean loss on every rank.
+// The scale is in one place each: 1/micro_batches where the loss's backward starts, 1/data in the average.
+#include "espalier/train/engine.hpp"
+
+#include <ATen/ops/full.h>
+
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "espalier/base/check.hpp"
+#include "espalier/comm/agreement.hpp"
+#include "espalier/comm/collectives.hpp"
+#include "espalier/parallel/data/average.hpp"
+#include "espalier/sharding/flat_buffer.hpp"
+#include "espalier/train/checkpoint.hpp"
+#include "espalier/train/norm.hpp"
+
+namespace espalier {
+namespace {
+
+double all_reduce_scalar(double value, const Group& group) {
+  at::Tensor tensor = at::full({1}, value, at::kDouble);
+  all_reduce_(tensor, group).wait();
+  return tensor.item<double>();
+}
+
+std::vector<at::Tensor> values_of(FlatBuffers& flat) {
+  std::vector<at::Tensor> values;
+  for (FlatBuffer& buffer : flat.buffers) values.push_back(buffer.values());
+  return values;
+}
+
+}  // namespace
+
+struct Engine::State {
+  Mesh mesh;
+  PipelineModule module;
+  EngineOptions options;
+  Schedule train_schedule = {};
+  FlatBuffers flat = {};
+  std::unique_ptr<Optimizer> optimizer = {};
+  std::int64_t step = 0;
+  StepResult last = {};
+
+  std::array<AxisCoordinate, 4> rank() const;
+  double mean_loss(double loss_sum, std::int64_t num_micro_batches) const;
+  void reduce_tied_grads();
+  void reduce_grads();
+  double global_norm();
+  void optimizer_step();
+  std::vector<detail::CheckpointTensor> checkpoint_tensors();
+};
+
+std::array<AxisCoordinate, 4> Engine::State::rank() const {
+  return {{{"pipe", mesh.coordinate("pipe")},
+           {"data", mesh.coordinate("data")},
+           {"context", mesh.coordinate("context")},
+           {"tensor", mesh.coordinate("tensor")}}};
+}
+
+// Each last-stage rank has the sum over its own micro-batches.
+double Engine::State::mean_loss(double loss_sum, std::int64_t num_micro_batches) const {
+  const Placement one_for_each_data_rank{.sharded_axes = {"data", "context"}, .stages = {module.num_stages() - 1}};
+  const double mine = is_counted(one_for_each_data_rank, rank()) ? loss_sum : 0.0;
+  const auto num_losses = num_micro_batches * mesh.size("data") * mesh.size("context");
+  return all_reduce_scalar(mine, mesh.world().group()) / static_cast<double>(num_losses);
+}
+
+void Engine::State::reduce_tied_grads() {
+  std::vector<Work> works;
+  for (const TiedGroup& tied : module.tied_groups()) {
+    for (const std::size_t index : tied.parameters) {
+      const at::Tensor& tensor = module.parameters()[index].tensor();
+      if (tensor.requires_grad()) works.push_back(all_reduce_(tensor.mutable_grad(), tied.group));
+    }
+  }
+  wait_all(works);
+}
+
+void Engine::State::reduce_grads() {
+  for (FlatBuffer& buffer : flat.buffers) {
+    average_in_buckets(buffer.gradients(), mesh.group("data_context"), options.bucket_bytes);
+  }
+}
+
+double Engine::State::global_norm() {
+  double power = 0.0;
+  for (const Parameter& parameter : module.parameters()) {
+    if (!parameter.tensor().requires_grad() || !is_counted(parameter.placement, rank())) continue;
+    power += norm_power(parameter.tensor().grad(), 2.0);
+  }
+  return norm_from_power(all_reduce_scalar(power, mesh.world().group()), 2.0);
+}
+
+void Engine::State::optimizer_step() {
+  last.grad_norm = global_norm();
+  last.skipped = !std::isfinite(last.grad_norm);
+  last.lr = options.lr ? options.lr(step) : optimizer->lr();
+  ++step;
+  if (last.skipped) return;
+  const double scale = clip_scale(last.grad_norm, options.max_grad_norm);
+  for (FlatBuffer& buffer : flat.buffers) {
+    if (scale != 1.0) buffer.gradients().mul_(scale);
+  }
+  if (!flat.buffers.empty()) optimizer->step(last.lr);
+}
+
+// Everything this stage would save: parameters, buffers, and what the optimizer keeps for each parameter.
+std::vector<detail::CheckpointTensor> Engine::State::checkpoint_tensors() {
+  // "layers.3.up.weight" is in layers.3.safetensors, "wte.weight" of a tied key in wte.safetensors.
+  const auto file_of = [](const std::string& name) {
+    const std::size_t from = name.starts_with("layers.") ? std::string_view("layers.").size() : 0;
+    return name.substr(0, name.find('.', from)) + ".safetensors";
+  };
+  std::vector<detail::CheckpointTensor> tensors;
+  const auto add = [&](const Parameter& of, const std::string& name, const at::Tensor& tensor) {
+    tensors.push_back({file_of(of.name), name, tensor, is_counted(of.placement, rank())});
+  };
+  for (const Parameter& parameter : module.parameters()) add(parameter, parameter.name, parameter.tensor());
+  for (const Parameter& buffer : module.buffers()) add(buffer, buffer.name, buffer.tensor());
+  for (std::size_t i = 0; i < flat.buffers.size(); ++i) {
+    for (const std::string& state : optimizer->names()) {
+      const at::Tensor whole = optimizer->state(i, state);
+      for (std::size_t j = 0; j < flat.indices[i].size(); ++j) {
+        const Parameter& parameter = module.parameters()[flat.indices[i][j]];
+        add(parameter, parameter.name + ":" + state, flat.buffers[i].view(whole, static_cast<std::int64_t>(j)));
+      }
+    }
+  }
+  return tensors;
+}
+
+Engine::Engine(const Mesh& mesh, const PipelineModule& module, const OptimizerFactory& optimizer, const EngineOptions& options)
+    : state_(new State{.mesh = mesh, .module = module, .options = options}) {
+  ESPALIER_CHECK_CONFIG(options.loss != nullptr, "engine: no loss function; set EngineOptions::loss");
+  ESPALIER_CHECK_CONFIG(options.micro_batches >= 1, "engine: {} micro-batches; expected at least 1", options.micro_batches);
+  ESPALIER_CHECK_CONFIG(std::isfinite(options.max_grad_norm) && options.max_grad_norm >= 0.0,
+                        "engine: max_grad_norm is {}; expected a finite number >= 0 (0: do not clip)", options.max_grad_norm);
+  agree(mesh.world().group(), "engine",
+        std::vector<std::string>{fmt::format("micro_batches={}", options.micro_batches),
+                                 fmt::format("schedule={}", options.schedule.name),
+                                 fmt::format("max_grad_norm={}", options.max_grad_norm),
+                                 fmt::format("bucket_bytes={}", options.bucket_bytes)});
+  state_->train_schedule = options.schedule.generate(module.num_stages(), options.micro_batches);
+  state_->flat = make_flat_buffers(module.parameters());
+  state_->optimizer = optimizer(values_of(state_->flat));
+}
+
+Engine::Engine(Engine&&) noexcept = default;
+Engine::~Engine() = default;
+
+StepResult Engine::train_batch(const MicroBatchSource& source) {
+  State& self = *state_;
+  for (FlatBuffer& buffer : self.flat.buffers) buffer.zero_gradients();
+  const StepActions actions{.reduce_tied_grads = [&] { self.reduce_tied_grads(); },
+                            .reduce_grads = [&] { self.reduce_grads(); },
+                            .optimizer_step = [&] { self.optimizer_step(); }};
+  const double loss_sum = execute(self.module, self.train_schedule, source, self.options.loss, actions);
+  self.last.loss = self.mean_loss(loss_sum, self.options.micro_batches);
+  return self.last;
+}
+
+double Engine::eval_batch(const MicroBatchSource& source, std::int64_t num_micro_batches) {
+  State& self = *state_;
+  ESPALIER_CHECK_CONFIG(num_micro_batches >= 1, "engine: evaluation over {} micro-batches; expected at least 1", num_micro_batches);
+  self.module.train(false);
+  const Schedule schedule = forward_only().generate(self.module.num_stages(), num_micro_batches);
+  const double loss_sum = execute(self.module, schedule, source, self.options.loss);
+  self.module.train(true);
+  return self.mean_loss(loss_sum, num_micro_batches);
+}
+
+std::int64_t Engine::step() const { return state_->step; }
+
+std::int64_t Engine::num_parameters() const {
+  const auto mine = static_cast<double>(counted_elems(state_->module.parameters(), state_->rank()));
+  return std::llround(all_reduce_scalar(mine, state_->mesh.world().group()));
+}
+
+const PipelineModule& Engine::module() const { return state_->module; }
+
+void Engine::save(const std::string& folder) const {
+  const detail::CheckpointManifest manifest{state_->step, state_->optimizer->num_steps(), num_parameters()};
+  detail::write_checkpoint(folder, manifest, state_->checkpoint_tensors(), state_->mesh.world().group());
+}
+
+bool Engine::resume(const std::string& folder) {
+  const Group& world = state_->mesh.world().group();
+  const auto manifest = detail::read_manifest(folder, world);
+  if (!manifest) return false;
+  ESPALIER_CHECK_CONFIG(manifest->num_parameters == num_parameters(),
+                        "checkpoint: the model in {} has {} parameters, this one {}; resume with the model it was saved from",
+                        folder, manifest->num_parameters, num_parameters());
+  state_->optimizer->restore(manifest->optimizer_steps);
+  auto tensors = state_->checkpoint_tensors();
+  detail::read_checkpoint(folder, *manifest, tensors, world);
+  state_->module.synchronize_tied();
+  state_->step = manifest->step;
+  return true;
+}
+
+}  // namespace espalier

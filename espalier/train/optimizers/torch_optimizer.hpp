@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// LibTorch's own optimizers as espalier::Optimizer: torch_optimizer<torch::optim::RMSprop>(torch::optim::RMSpropOptions(1e-2)).
+// All of them that work element by element: SGD, Adam, AdamW, Adagrad, RMSprop.
+#pragma once
+
+#include <ATen/ops/zeros_like.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "espalier/train/optimizers/optimizer.hpp"
+
+namespace espalier {
+
+namespace detail {
+
+template <class State>
+struct StateField {
+  std::string name;
+  at::Tensor& (*tensor)(State&);
+};
+
+// What a LibTorch optimizer keeps for each element under given options, and how it counts steps.
+template <class Torch>
+struct TorchState;
+
+template <class State, class Options>
+std::vector<StateField<State>> adam_fields(const Options& options) {
+  std::vector<StateField<State>> fields{{"exp_avg", [](State& s) -> at::Tensor& { return s.exp_avg(); }},
+                                        {"exp_avg_sq", [](State& s) -> at::Tensor& { return s.exp_avg_sq(); }}};
+  if (options.amsgrad()) {
+    fields.push_back({"max_exp_avg_sq", [](State& s) -> at::Tensor& { return s.max_exp_avg_sq(); }});
+  }
+  return fields;
+}
+
+template <>
+struct TorchState<torch::optim::Adam> {
+  using State = torch::optim::AdamParamState;
+  using Options = torch::optim::AdamOptions;
+  static auto fields(const Options& options) { return adam_fields<State>(options); }
+  static void set_step(State& state, std::int64_t step) { state.step(step); }
+};
+
+template <>
+struct TorchState<torch::optim::AdamW> {
+  using State = torch::optim::AdamWParamState;
+  using Options = torch::optim::AdamWOptions;
+  static auto fields(const Options& options) { return adam_fields<State>(options); }
+  static void set_step(State& state, std::int64_t step) { state.step(step); }
+};
+
+template <>
+struct TorchState<torch::optim::Adagrad> {
+  using State = torch::optim::AdagradParamState;
+  using Options = torch::optim::AdagradOptions;
+  static std::vector<StateField<State>> fields(const Options&) {
+    return {{"sum", [](State& s) -> at::Tensor& { return s.sum(); }}};
+  }
+  static void set_step(State& state, std::int64_t step) { state.step(step); }
+};
+
+template <>
+struct TorchState<torch::optim::RMSprop> {
+  using State = torch::optim::RMSpropParamState;
+  using Options = torch::optim::RMSpropOptions;
+  static std::vector<StateField<State>> fields(const Options& options) {
+    std::vector<StateField<State>> fields{{"square_avg", [](State& s) -> at::Tensor& { return s.square_avg(); }}};
+    if (options.momentum() > 0) {
+      fields.push_back({"momentum_buffer", [](State& s) -> at::Tensor& { return s.momentum_buffer(); }});
+    }
+    if (options.centered()) fields.push_back({"grad_avg", [](State& s) -> at::Tensor& { return s.grad_avg(); }});
+    return fields;
+  }
+  static void set_step(State& state, std::int64_t step) { state.step(step); }
+};
+
+template <>
+struct TorchState<torch::optim::SGD> {
+  using State = torch::optim::SGDParamState;
+  using Options = torch::optim::SGDOptions;
+  static std::vector<StateField<State>> fields(const Options& options) {
+    if (options.momentum() == 0) return {};
+    return {{"momentum_buffer", [](State& s) -> at::Tensor& { return s.momentum_buffer(); }}};
+  }
+  static void set_step(State&, std::int64_t) {}
+};
+
+template <class Torch>
+class TorchOptimizer final : public Optimizer {
+  using Traits = TorchState<Torch>;
+  using State = typename Traits::State;
+
+ public:
+  TorchOptimizer(std::vector<at::Tensor> values, typename Traits::Options options)
+      : values_(std::move(values)), lr_(options.lr()), fields_(Traits::fields(options)), optimizer_(values_, options) {}
+
+  void step(double lr) override {
+    for (auto& group : optimizer_.param_groups()) group.options().set_lr(lr);
+    optimizer_.step();
+    ++num_steps_;
+  }
+
+  double lr() const override { return lr_; }
+
+  std::vector<std::string> names() const override {
+    std::vector<std::string> names;
+    for (const auto& field : fields_) names.push_back(field.name);
+    return names;
+  }
+
+  at::Tensor state(std::size_t tensor, const std::string& name) override {
+    const auto found = optimizer_.state().find(values_[tensor].unsafeGetTensorImpl());
+    if (found == optimizer_.state().end()) return at::zeros_like(values_[tensor]);
+    const auto field = std::ranges::find(fields_, name, &StateField<State>::name);
+    return field->tensor(static_cast<State&>(*found->second));
+  }
+
+  std::int64_t num_steps() const override { return num_steps_; }
+
+  void restore(std::int64_t num_steps) override {
+    num_steps_ = num_steps;
+    optimizer_.state().clear();
+    if (num_steps == 0) return;
+    for (const at::Tensor& value : values_) {
+      auto state = std::make_unique<State>();
+      Traits::set_step(*state, num_steps);
+      for (const auto& field : fields_) field.tensor(*state) = at::zeros_like(value);
+      optimizer_.state()[value.unsafeGetTensorImpl()] = std::move(state);
+    }
+  }
+
+ private:
+  std::vector<at::Tensor> values_;
+  double lr_;
+  std::vector<StateField<State>> fields_;
+  Torch optimizer_;
+  std::int64_t num_steps_ = 0;
+};
+
+}  // namespace detail
+
+template <class Torch>
+OptimizerFactory torch_optimizer(typename detail::TorchState<Torch>::Options options) {
+  return [options = std::move(options)](std::vector<at::Tensor> values) -> std::unique_ptr<Optimizer> {
+    return std::make_unique<detail::TorchOptimizer<Torch>>(std::move(values), options);
+  };
+}
+
+}  // namespace espalier

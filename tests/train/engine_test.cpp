@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/train/engine.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <map>
+#include <mutex>
+
+#include "espalier/base/error.hpp"
+#include "espalier/comm/run_ranks.hpp"
+#include "espalier/train/optimizers/torch_optimizer.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace espalier {
+namespace {
+
+using at::Tensor;
+namespace nn = torch::nn;
+
+std::vector<LayerSpec> layers() {
+  return {tied<nn::Embedding>("wte", 7, 4), layer<nn::Linear>(4, 4), layer<nn::Tanh>(), layer<nn::BatchNorm1d>(4),
+          tied_use<nn::Embedding>("wte", [](nn::EmbeddingImpl& e, const Tensor& x) { return x.matmul(e.weight.t()); })};
+}
+
+Tensor loss(const Tensors& outputs, const Tensors& targets) { return at::cross_entropy_loss(outputs[0], targets[0]); }
+
+MicroBatch tokens(std::int64_t step, std::int64_t index) {
+  const Tensor tokens = (torch::arange(6 + index % 2, at::kLong) * 3 + step + index) % 7;  // lengths differ
+  return {{tokens}, {(tokens + 1) % 7}};
+}
+
+using Weights = std::map<std::string, Tensor>;
+
+struct Run {
+  LayoutSpec layout = {};
+  std::int64_t micro_batches = 2;
+  OptimizerFactory optimizer = adamw({.lr = 0.05});
+  double max_grad_norm = 0.0;
+};
+
+// Trains on ranks as threads; `around` is called on every rank before each step, and after the last with step == steps.
+Weights train(const Run& run, std::int64_t steps, const std::function<void(Engine&, World&, std::int64_t step)>& around = {}) {
+  Weights weights;
+  std::mutex mutex;
+  run_ranks(run.layout.pipe * run.layout.data, [&](World& world) {
+    const Mesh mesh(world, run.layout);
+    const PipelineModule module(mesh, layers(), {.partition = by_layers()});
+    Engine engine(mesh, module, run.optimizer,
+                  {.micro_batches = run.micro_batches, .loss = loss, .max_grad_norm = run.max_grad_norm});
+    const std::int64_t first = mesh.coordinate("data") * run.micro_batches;
+    while (engine.step() < steps) {
+      if (around) around(engine, world, engine.step());
+      if (engine.step() == steps) break;
+      const std::int64_t step = engine.step();
+      engine.train_batch([&](std::int64_t m) { return tokens(step, first + m); });
+    }
+    if (around) around(engine, world, steps);
+    if (mesh.coordinate("data") != 0) return;  // running means differ between data ranks; those of the first are saved
+    const std::lock_guard lock(mutex);
+    for (const Parameter& parameter : module.parameters()) weights[parameter.name] = parameter.tensor().detach().clone();
+    for (const Parameter& buffer : module.buffers()) weights[buffer.name] = buffer.tensor().clone();
+  });
+  return weights;
+}
+
+void expect_equal(const Weights& a, const Weights& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [name, tensor] : a) EXPECT_TRUE(at::equal(tensor, b.at(name))) << name;
+}
+
+TEST(Engine, IsNotChangedByEvaluationBetweenSteps) {
+  const Run run{.layout = {.pipe = 2, .data = 2}};
+  const Weights plain = train(run, 4);
+  expect_equal(plain, train(run, 4, [](Engine& engine, World&, std::int64_t step) {
+                 const double once = engine.eval_batch([&](std::int64_t m) { return tokens(step, m); }, 3);
+                 const double twice = engine.eval_batch([&](std::int64_t m) { return tokens(step, m); }, 3);
+                 EXPECT_EQ(once, twice);
+                 engine.eval_batch([&](std::int64_t) { return tokens(step, 5); }, 1);
+               }));
+}
+
+TEST(Engine, CountsEveryParameterOnce) {
+  for (const LayoutSpec& layout : {LayoutSpec{}, LayoutSpec{.pipe = 2, .data = 2}, LayoutSpec{.pipe = 5}}) {
+    train({.layout = layout}, 1, [](Engine& engine, World&, std::int64_t) { EXPECT_EQ(engine.num_parameters(), 7 * 4 + 4 * 4 + 4 + 2 * 4); });
+  }
+}
+
+TEST(Engine, SkipsAStepWhoseGradientsAreNotFinite) {
+  run_ranks(2, [](World& world) {
+    const Mesh mesh(world, {.data = 2});
+    const PipelineModule module(mesh, {layer<nn::Linear>(2, 1)});
+    Engine engine(mesh, module, adamw(), {.loss = [](const Tensors& outputs, const Tensors& targets) { return (outputs[0] * targets[0]).sum(); }});
+    const Tensor before = module.parameters()[0].tensor().detach().clone();
+    const double factor = world.rank() == 0 ? INFINITY : 1.0;
+    const StepResult result = engine.train_batch([&](std::int64_t) { return MicroBatch{{torch::ones({1, 2})}, {torch::full({1}, factor)}}; });
+    EXPECT_TRUE(result.skipped);
+    EXPECT_TRUE(at::equal(before, module.parameters()[0].tensor()));
+    EXPECT_EQ(engine.step(), 1);
+    EXPECT_FALSE(engine.train_batch([](std::int64_t) { return MicroBatch{{torch::ones({1, 2})}, {torch::ones({1})}}; }).skipped);
+    EXPECT_FALSE(at::equal(before, module.parameters()[0].tensor()));
+  });
+}
+
+struct Named {
+  const char* name;
+  OptimizerFactory factory;
+};
+std::vector<Named> optimizers() {
+  using namespace torch::optim;
+  return {{"AdamW", adamw({.lr = 0.05})},
+          {"Adam with amsgrad", torch_optimizer<Adam>(AdamOptions(0.05).amsgrad(true))},
+          {"SGD with momentum", torch_optimizer<SGD>(SGDOptions(0.1).momentum(0.9).dampening(0.1))},
+          {"Adagrad", torch_optimizer<Adagrad>(AdagradOptions(0.1))},
+          {"RMSprop", torch_optimizer<RMSprop>(RMSpropOptions(0.01).momentum(0.5).centered(true))}};
+}
+
+TEST(Engine, ResumesBitForBitWithEveryOptimizer) {
+  for (const Named& optimizer : optimizers()) {
+    SCOPED_TRACE(optimizer.name);
+    const Run run{.layout = {.pipe = 2, .data = 2}, .optimizer = optimizer.factory, .max_grad_norm = 0.1};
+    const testing::TemporaryFolder folder;
+    const Weights whole = train(run, 6, [&](Engine& engine, World&, std::int64_t step) {
+      if (step == 3) engine.save(folder.path());
+    });
+    expect_equal(whole, train(run, 6, [&](Engine& engine, World&, std::int64_t step) {
+                   if (step == 0) EXPECT_TRUE(engine.resume(folder.path()));
+                   EXPECT_GE(engine.step(), 3);
+                 }));
+  }
+}
+
+TEST(Engine, ResumesInAnotherLayoutWithTheSameTensors) {
+  const testing::TemporaryFolder folder;
+  const auto save = [&](Engine& engine, World&, std::int64_t step) {
+    if (step == 3) engine.save(folder.path());
+  };
+  const Weights saved = train({.layout = {.pipe = 2, .data = 2}}, 3, save);
+  for (const LayoutSpec& layout : {LayoutSpec{}, LayoutSpec{.pipe = 3}, LayoutSpec{.data = 2}}) {
+    expect_equal(saved, train({.layout = layout}, 3, [&](Engine& engine, World&, std::int64_t step) {
+                   if (step == 0) EXPECT_TRUE(engine.resume(folder.path()));
+                 }));
+  }
+}
+
+TEST(Engine, HasNothingToResumeInAnEmptyFolder) {
+  const testing::TemporaryFolder folder;
+  train({}, 1, [&](Engine& engine, World&, std::int64_t) { EXPECT_FALSE(engine.resume(folder.path())); });
+}
+
+TEST(Engine, RefusesOptionsThatDifferBetweenRanks) {
+  try {
+    run_ranks(2, [](World& world) {
+      const Mesh mesh(world, {.data = 2});
+      Engine(mesh, PipelineModule(mesh, layers()), adamw(), {.micro_batches = 1 + world.rank(), .loss = loss});
+    });
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("micro_batches=1"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("micro_batches=2"));
+  }
+}
+
+}  // namespace
+}  // namespace espalier

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/train/gpt_run.hpp"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+
+#include <mutex>
+#include <stdexcept>
+
+#include "espalier/comm/mesh.hpp"
+#include "espalier/comm/run_ranks.hpp"
+#include "espalier/models/gpt/gpt.hpp"
+#include "espalier/parallel/pipeline/build_layer.hpp"
+#include "espalier/plan/seed.hpp"
+#include "espalier/train/engine.hpp"
+#include "espalier/train/norm.hpp"
+
+namespace espalier::testing {
+namespace {
+
+constexpr std::uint64_t kSeed = 7;
+constexpr std::int64_t kVocab = 17;
+constexpr std::int64_t kContext = 8;
+constexpr double kLr = 1e-3;
+
+GptOptions model_options(const GptRun& run) {
+  return {.vocab = kVocab, .layers = 2, .hidden = 16, .heads = 2, .context = kContext, .dtype = run.dtype};
+}
+
+// Micro-batch `index` of all data ranks' at a step: two sequences of random tokens.
+at::Tensor tokens(std::int64_t step, std::int64_t index) {
+  auto generator = at::detail::createCPUGenerator(derive_seed(kSeed, "data", {step, index}));
+  return at::randint(0, kVocab, {2, kContext + 1}, generator, at::kLong);
+}
+
+double lr_at(std::int64_t step) { return kLr * static_cast<double>(step + 1); }
+
+at::Tensor inputs_of(const at::Tensor& sequence) { return sequence.narrow(1, 0, kContext).contiguous(); }
+at::Tensor targets_of(const at::Tensor& sequence) { return sequence.narrow(1, 1, kContext).contiguous(); }
+
+}  // namespace
+
+std::string GptRun::name() const {
+  return fmt::format("pipe={} data={} {} micro-batches={} recompute={}", layout.pipe, layout.data, schedule, micro_batches,
+                     recompute_every);
+}
+
+ReferenceResult train_serially(const GptRun& run) {
+  const auto specs = gpt_layers(model_options(run));
+  std::vector<std::shared_ptr<torch::nn::Module>> modules;
+  NamedTensors parameters;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (!specs[i].build) {
+      modules.push_back(modules.front());  // the output uses the embedding
+      continue;
+    }
+    modules.push_back(detail::build_layer(specs[i], derive_seed(kSeed, "layer", {static_cast<std::int64_t>(i)}), {}));
+    const std::string prefix = specs[i].tied_key.empty() ? "layers." + std::to_string(i) : specs[i].tied_key;
+    for (const auto& parameter : modules.back()->named_parameters()) {
+      parameters[prefix + "." + parameter.key()] = parameter.value();
+    }
+  }
+  std::vector<std::function<Tensors(const Tensors&)>> layers;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    layers.push_back([forward = specs[i].forward, module = modules[i]](const Tensors& at) { return forward(*module, at); });
+  }
+  const auto micro_batches = [&](std::int64_t step) {
+    std::vector<ReferenceMicroBatch> all;
+    for (std::int64_t i = 0; i < run.global_micro_batches; ++i) {
+      all.push_back({{inputs_of(tokens(step, i))}, {targets_of(tokens(step, i))}});
+    }
+    return all;
+  };
+  return reference_train(parameters, in_sequence(layers, next_token_loss), micro_batches, run.steps,
+                         {.lr = lr_at, .max_norm = run.max_grad_norm});
+}
+
+ReferenceResult train_rank(World& world, const GptRun& run) {
+  const Mesh mesh(world, run.layout);
+  const PipelineModule module(mesh, gpt_layers(model_options(run)),
+                              {.partition = by_layers(), .seed = kSeed, .recompute_every = run.recompute_every});
+  Engine engine(mesh, module, adamw({.beta2 = 0.95, .weight_decay = 0.1}),
+                {.micro_batches = run.micro_batches,
+                 .schedule = schedule_by_name(run.schedule),
+                 .loss = next_token_loss,
+                 .lr = lr_at,
+                 .max_grad_norm = run.max_grad_norm});
+  const std::int64_t first = mesh.coordinate("data") * run.micro_batches;
+  ReferenceResult result;
+  for (std::int64_t step = 0; step < run.steps; ++step) {
+    const StepResult at = engine.train_batch([&](std::int64_t micro_batch) -> MicroBatch {
+      const at::Tensor sequence = tokens(step, first + micro_batch);
+      return {{inputs_of(sequence)}, {targets_of(sequence)}};
+    });
+    result.losses.push_back(at.loss);
+    result.norms.push_back(at.grad_norm);
+    if (step > 0) continue;
+    const double scale = clip_scale(at.grad_norm, run.max_grad_norm);
+    for (const Parameter& parameter : module.parameters()) {
+      result.first_gradients[parameter.name] = parameter.tensor().grad().clone() / scale;
+    }
+  }
+  for (const Parameter& parameter : module.parameters()) result.final_weights[parameter.name] = parameter.tensor().detach().clone();
+  return result;
+}
+
+ReferenceResult train_in_threads(const GptRun& run) {
+  return train_in_threads(run, [](std::int64_t num_ranks, const auto& body) { run_ranks(num_ranks, body); });
+}
+
+ReferenceResult train_in_threads(const GptRun& run, const Runner& runner) {
+  std::mutex mutex;
+  ReferenceResult merged;
+  const auto merge = [](NamedTensors& into, const NamedTensors& from) {
+    for (const auto& [name, tensor] : from) {
+      const auto [there, inserted] = into.emplace(name, tensor);
+      if (!inserted && !at::equal(there->second, tensor)) throw std::runtime_error("two copies of " + name + " differ");
+    }
+  };
+  runner(run.layout.pipe * run.layout.data, [&](World& world) {
+    const ReferenceResult mine = train_rank(world, run);
+    const std::lock_guard lock(mutex);
+    if (!merged.losses.empty() && (merged.losses != mine.losses || merged.norms != mine.norms)) {
+      throw std::runtime_error("two ranks see different losses or norms");
+    }
+    merged.losses = mine.losses;
+    merged.norms = mine.norms;
+    merge(merged.first_gradients, mine.first_gradients);
+    merge(merged.final_weights, mine.final_weights);
+  });
+  return merged;
+}
+
+Difference largest_difference(const ReferenceResult& a, const ReferenceResult& b) {
+  Difference worst{-1.0, "nothing"};
+  const auto note = [&](double relative, const std::string& where) {
+    if (!(relative <= worst.relative)) worst = {relative, where};  // also when it is not a number
+  };
+  const auto scalars = [&](const std::vector<double>& x, const std::vector<double>& y, const std::string& what) {
+    if (x.size() != y.size()) throw std::runtime_error("different numbers of steps");
+    for (std::size_t i = 0; i < x.size(); ++i) note(std::abs(x[i] - y[i]) / std::abs(x[i]), fmt::format("{} of step {}", what, i));
+  };
+  const auto tensors = [&](const NamedTensors& x, const NamedTensors& y, const std::string& what) {
+    if (x.size() != y.size()) throw std::runtime_error(fmt::format("{}: {} against {} parameters", what, x.size(), y.size()));
+    double largest = 0.0;
+    for (const auto& [name, tensor] : x) largest = std::max(largest, tensor.abs().max().item<double>());
+    for (const auto& [name, tensor] : x) {
+      const double scale = std::max(tensor.abs().max().item<double>(), 1e-3 * largest);
+      note((tensor - y.at(name)).abs().max().item<double>() / scale, what + " of " + name);
+    }
+  };
+  scalars(a.losses, b.losses, "loss");
+  scalars(a.norms, b.norms, "norm");
+  tensors(a.first_gradients, b.first_gradients, "first gradient");
+  tensors(a.final_weights, b.final_weights, "weight");
+  return worst;
+}
+
+}  // namespace espalier::testing

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/espalier_train/self_launch.hpp"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "espalier/base/check.hpp"
+#include "espalier/plan/launch/launch.hpp"
+
+namespace espalier::command {
+namespace {
+
+constexpr const char* kTerminalVariable = "ESPALIER_TERMINAL";
+
+// This program and its arguments, as it was started.
+std::vector<std::string> own_command_line() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  const std::string all{std::istreambuf_iterator<char>(file), {}};
+  std::vector<std::string> words;
+  for (std::size_t begin = 0; begin < all.size();) {
+    const std::size_t end = all.find('\0', begin);
+    words.push_back(all.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  words.front() = std::filesystem::read_symlink("/proc/self/exe").string();
+  return words;
+}
+
+}  // namespace
+
+void run_as_ranks(std::optional<std::int64_t> num_ranks, const std::function<void()>& rank) {
+  const RankEnvironment found = discover_ranks(process_variables());
+  const bool alone = found.launcher == Launcher::alone;
+  ESPALIER_CHECK_CONFIG(num_ranks || !alone, "layout: '=rest' needs a launcher that says how many ranks there are, such as "
+                                             "espalier run -n 4 -- espalier train ...; or give every size");
+  if (!alone || num_ranks == 1) return rank();
+  LaunchOptions options;
+  options.command = own_command_line();
+  options.num_ranks = *num_ranks;
+  options.speaker = "espalier train";
+  options.ranks_explain = true;
+  if (isatty(STDOUT_FILENO)) options.variables[kTerminalVariable] = "1";
+  if (const int code = launch_ranks(options); code != 0) throw CLI::RuntimeError(code);
+}
+
+bool shows_on_terminal() { return isatty(STDOUT_FILENO) != 0 || std::getenv(kTerminalVariable) != nullptr; }
+
+}  // namespace espalier::command

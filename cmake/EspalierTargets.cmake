@@ -40,7 +40,7 @@ endfunction()
 # For targets that see LibTorch: compiles several of their sources as one, since reading LibTorch's headers takes far longer
 # than reading ours. (A precompiled header saves less than half of that: its templates are instantiated in every source.)
 function(espalier_read_torch_once target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 14)
 endfunction()
 
 # espalier_executable(NAME SOURCES ... LINKS ... [TORCH])

@@ -6,7 +6,7 @@
 namespace espalier::command {
 namespace {
 
-constexpr std::string_view kReplacement = "&#xFFFD;";
+constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
 // The length of the UTF-8 character that `bytes` begin with; 0 when there is none (RFC 3629: no
 // overlong forms, no surrogates, nothing beyond U+10FFFF).
@@ -32,29 +32,30 @@ std::size_t utf8_length(std::string_view bytes) {
 
 }  // namespace
 
-std::string escape_html(std::string_view bytes) {
+std::string readable(std::string_view bytes) {
   std::string text;
   while (!bytes.empty()) {
-    const char c = bytes[0];
+    const auto first = static_cast<unsigned char>(bytes[0]);
     const std::size_t length = utf8_length(bytes);
-    const bool control =
-        (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t') || c == 0x7F;
-    if (length == 0 || control) {
-      text += kReplacement;
-    } else if (c == '&') {
-      text += "&amp;";
-    } else if (c == '<') {
-      text += "&lt;";
-    } else if (c == '>') {
-      text += "&gt;";
-    } else if (c == '"') {
-      text += "&quot;";
-    } else {
-      text += bytes.substr(0, length);
-    }
+    const bool control = (first < 0x20 && first != '\n' && first != '\t') || first == 0x7F;
+    text += length == 0 || control ? kReplacement : bytes.substr(0, length);
     bytes.remove_prefix(std::max<std::size_t>(length, 1));
   }
   return text;
+}
+
+std::string escape_html(std::string_view bytes) {
+  std::string escaped;
+  for (const char c : readable(bytes)) {
+    switch (c) {
+      case '&': escaped += "&amp;"; break;
+      case '<': escaped += "&lt;"; break;
+      case '>': escaped += "&gt;"; break;
+      case '"': escaped += "&quot;"; break;
+      default: escaped += c;
+    }
+  }
+  return escaped;
 }
 
 std::string grouped(std::int64_t value) {

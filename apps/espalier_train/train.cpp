@@ -12,6 +12,7 @@
 
 #include "apps/espalier_train/commands.hpp"
 #include "apps/espalier_train/generate.hpp"
+#include "apps/espalier_train/html_text.hpp"
 #include "apps/espalier_train/metrics.hpp"
 #include "apps/espalier_train/options.hpp"
 #include "apps/espalier_train/progress.hpp"
@@ -162,7 +163,7 @@ void train(const TrainOptions& options) {
 
   const std::string prompt = "\n";
   const std::string sample = generate(module, prompt, options.sample, model.context, 0.8, derive_seed(model.seed, "sample"));
-  if (speaks && !sample.empty()) fmt::print("\n{}\n", sample);
+  if (speaks && !sample.empty()) fmt::print("\n{}\n", readable(sample));
   together(world, [&] {
     output->write_report(engine, seconds_since(begin), prompt, sample, parameters);
     return true;

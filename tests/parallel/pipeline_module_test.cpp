@@ -45,7 +45,7 @@ std::map<std::string, Tensor> weights_over(std::int64_t pipe, const std::vector<
     const std::lock_guard lock(mutex);
     for (const Parameter& parameter : module.parameters()) {
       const auto [at, inserted] = weights.emplace(parameter.name, parameter.tensor().detach().clone());
-      if (!inserted) EXPECT_TRUE(at::equal(at->second, parameter.tensor())) << parameter.name;
+      if (!inserted) { EXPECT_TRUE(at::equal(at->second, parameter.tensor())) << parameter.name; }
     }
   });
   return weights;
@@ -201,7 +201,7 @@ TEST(Executor, SendsZerosForAnInputThatTheNextStageDidNotUse) {
     const Tensor input = torch::ones({2}).set_requires_grad(true);
     execute(module, gpipe().generate(2, 1), [&](std::int64_t) { return MicroBatch{{input}, {}}; },
             [](const Tensors& outputs, const Tensors&) { return outputs[0].sum(); });
-    if (module.first_stage()) EXPECT_TRUE(at::equal(input.grad(), torch::full({2}, 2.0)));
+    if (module.first_stage()) { EXPECT_TRUE(at::equal(input.grad(), torch::full({2}, 2.0))); }
   });
 }
 

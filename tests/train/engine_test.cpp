@@ -126,7 +126,7 @@ TEST(Engine, ResumesBitForBitWithEveryOptimizer) {
       if (step == 3) engine.save(folder.path());
     });
     expect_equal(whole, train(run, 6, [&](Engine& engine, World&, std::int64_t step) {
-                   if (step == 0) EXPECT_TRUE(engine.resume(folder.path()));
+                   if (step == 0) { EXPECT_TRUE(engine.resume(folder.path())); }
                    EXPECT_GE(engine.step(), 3);
                  }));
   }
@@ -140,7 +140,7 @@ TEST(Engine, ResumesInAnotherLayoutWithTheSameTensors) {
   const Weights saved = train({.layout = {.pipe = 2, .data = 2}}, 3, save);
   for (const LayoutSpec& layout : {LayoutSpec{}, LayoutSpec{.pipe = 3}, LayoutSpec{.data = 2}}) {
     expect_equal(saved, train({.layout = layout}, 3, [&](Engine& engine, World&, std::int64_t step) {
-                   if (step == 0) EXPECT_TRUE(engine.resume(folder.path()));
+                   if (step == 0) { EXPECT_TRUE(engine.resume(folder.path())); }
                  }));
   }
 }

@@ -89,8 +89,7 @@ void Engine::State::reduce_grads() {
 double Engine::State::global_norm() {
   double power = 0.0;
   for (const Parameter& parameter : module.parameters()) {
-    if (!parameter.tensor().requires_grad() || !is_counted(parameter.placement, rank())) continue;
-    power += norm_power(parameter.tensor().grad(), 2.0);
+    if (parameter.tensor().requires_grad()) power += norm_power(parameter.tensor().grad(), parameter.placement, rank(), 2.0);
   }
   return norm_from_power(all_reduce_scalar(power, mesh.world().group()), 2.0);
 }

@@ -15,8 +15,9 @@ using Json = nlohmann::json;
 
 std::vector<Json> records_of(const std::string& function) {
   std::ifstream file(ESPALIER_TEST_DATA "/oracles/norms.json");
+  const Json all = Json::parse(file);
   std::vector<Json> found;
-  for (const Json& record : Json::parse(file)["records"]) {
+  for (const Json& record : all["records"]) {
     if (record["function"] == function) found.push_back(record);
   }
   return found;

@@ -6,6 +6,7 @@
 
 #include <ATen/ops/full.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "espalier/comm/agreement.hpp"
 #include "espalier/comm/collectives.hpp"
 #include "espalier/parallel/data/average.hpp"
+#include "espalier/plan/schedule/check.hpp"
 #include "espalier/sharding/flat_buffer.hpp"
 #include "espalier/train/checkpoint.hpp"
 #include "espalier/train/norm.hpp"
@@ -31,6 +33,17 @@ std::vector<at::Tensor> values_of(FlatBuffers& flat) {
   std::vector<at::Tensor> values;
   for (FlatBuffer& buffer : flat.buffers) values.push_back(buffer.values());
   return values;
+}
+
+// ConfigError unless the schedule is sound and ends in an update.
+void check_trains(const Schedule& schedule) {
+  const ScheduleReport report = check(schedule);
+  ESPALIER_CHECK_CONFIG(report.ok(), "engine: schedule {}: {}", schedule.name, report.errors.front());
+  const bool updates = std::ranges::any_of(schedule.stages.front().steps, [](const auto& step) {
+    return std::ranges::any_of(step, [](const Instruction& instruction) { return instruction.op == Op::optimizer_step; });
+  });
+  ESPALIER_CHECK_CONFIG(updates, "engine: schedule {} never updates the weights; expected one that trains, such as 1f1b or gpipe",
+                        schedule.name);
 }
 
 }  // namespace
@@ -144,6 +157,7 @@ Engine::Engine(const Mesh& mesh, const PipelineModule& module, const OptimizerFa
                                  fmt::format("max_grad_norm={}", options.max_grad_norm),
                                  fmt::format("bucket_bytes={}", options.bucket_bytes)});
   state_->train_schedule = options.schedule.generate(module.num_stages(), options.micro_batches);
+  check_trains(state_->train_schedule);
   state_->flat = make_flat_buffers(module.parameters());
   state_->optimizer = optimizer(values_of(state_->flat));
 }

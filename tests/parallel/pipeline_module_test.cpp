@@ -123,6 +123,14 @@ TEST(PipelineModule, RefusesRanksWithDifferentLayers) {
   EXPECT_THAT(error, HasSubstr("layer 2 is Tanh"));
 }
 
+TEST(PipelineModule, RefusesLibTorchsDropoutWhereRanksAreThreads) {
+  const auto with = [](double p) {
+    return [p] { weights_over(1, {layer_of(nn::Sequential(nn::Linear(2, 2), nn::Dropout(p)).ptr())}); };
+  };
+  EXPECT_THAT(error_of(with(0.1)), HasSubstr("layer 0 (Sequential) has a Dropout that draws from the process-wide generator"));
+  EXPECT_EQ(error_of(with(0.0)), "no ConfigError");
+}
+
 TEST(PipelineModule, SaysWhichLayerDoesNotTakeWhatItIsGiven) {
   const std::vector<LayerSpec> layers{function("pair", [](const Tensor& x) { return std::tuple{x, x}; }), layer<nn::Linear>(4, 4)};
   const std::string error = error_of([&] {

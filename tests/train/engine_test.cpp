@@ -150,6 +150,18 @@ TEST(Engine, HasNothingToResumeInAnEmptyFolder) {
   train({}, 1, [&](Engine& engine, World&, std::int64_t) { EXPECT_FALSE(engine.resume(folder.path())); });
 }
 
+TEST(Engine, RefusesAScheduleThatDoesNotTrain) {
+  try {
+    run_ranks(1, [](World& world) {
+      const Mesh mesh(world, {});
+      Engine(mesh, PipelineModule(mesh, layers()), adamw(), {.schedule = forward_only(), .loss = loss});
+    });
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("forward-only never updates the weights"));
+  }
+}
+
 TEST(Engine, RefusesOptionsThatDifferBetweenRanks) {
   try {
     run_ranks(2, [](World& world) {

@@ -5,6 +5,7 @@
 #include "espalier/parallel/pipeline/pipeline_module.hpp"
 
 #include <c10/core/GradMode.h>
+#include <torch/nn/modules/dropout.h>
 
 #include <algorithm>
 #include <map>
@@ -82,6 +83,28 @@ bool is_tied(const LayerSpec& first_use, const std::string& attribute) {
          std::ranges::find(first_use.attributes, attribute) != first_use.attributes.end();
 }
 
+// LibTorch's dropout draws from the process's one generator, so what it drops depends on the layout and, where ranks are
+// threads, on their timing.
+bool draws_in_forward(const torch::nn::Module& module) {
+  const auto drops = [&]<class Dropout>(const Dropout* dropout) { return dropout != nullptr && dropout->options.p() > 0.0; };
+  return drops(dynamic_cast<const torch::nn::DropoutImpl*>(&module)) || drops(dynamic_cast<const torch::nn::Dropout2dImpl*>(&module)) ||
+         drops(dynamic_cast<const torch::nn::Dropout3dImpl*>(&module)) ||
+         drops(dynamic_cast<const torch::nn::AlphaDropoutImpl*>(&module)) ||
+         drops(dynamic_cast<const torch::nn::FeatureAlphaDropoutImpl*>(&module));
+}
+
+void refuse_or_warn_of_dropout(const World& world, const LayerSpec& layer, std::int64_t index, torch::nn::Module& module) {
+  for (const auto& part : module.modules()) {
+    if (!draws_in_forward(*part)) continue;
+    const std::string text = fmt::format("pipeline: layer {} ({}) has a {} that draws from the process-wide generator, so its numbers depend on "
+                                         "the layout; use one with a generator of its own, or p = 0",
+                                         index, layer.type_name, detail::layer_type_name(part->name()));
+    ESPALIER_CHECK_CONFIG(world.launcher() != "threads", "{}", text);
+    world.log().warning(text);
+    return;
+  }
+}
+
 bool has_parameters(const torch::nn::Module& module) { return !module.parameters().empty(); }
 
 }  // namespace
@@ -125,6 +148,7 @@ void PipelineModule::State::build(const PipelineOptions& options, const std::vec
       }
       module = one;
     }
+    refuse_or_warn_of_dropout(mesh.world(), layer, i, *module);
     const bool may_recompute = options.recompute_layer ? options.recompute_layer(layer) : has_parameters(*module);
     built.push_back({i, std::move(module), layer.forward, may_recompute});
   }

@@ -12,13 +12,17 @@ namespace espalier::detail::host {
 
 class Arena {
  public:
+  // One allocation. Offsets are used again, serial numbers are not.
+  struct Room {
+    std::uint64_t offset = 0;  // of the payload; 0: none
+    std::uint64_t serial = 0;
+  };
+
   Arena(const Segment& segment, std::int64_t rank) : segment_(segment), rank_(rank) {}
 
-  // Offset of `bytes` payload bytes that `readers` ranks must release; 0: no room now.
-  std::uint64_t allocate(std::size_t bytes, std::uint32_t readers);
-  bool released(std::uint64_t offset) const {
-    return segment_.block(rank_, offset).readers.load(std::memory_order_seq_cst) == 0;
-  }
+  // `bytes` payload bytes that `readers` ranks must release; offset 0: no room now.
+  Room allocate(std::size_t bytes, std::uint32_t readers);
+  bool released(const Room& room) const;
   char* data(std::uint64_t offset) const { return segment_.arena(rank_) + offset; }
   // The most that one block can hold.
   std::size_t capacity() const { return static_cast<std::size_t>(segment_.arena_bytes()) - sizeof(BlockHeader); }
@@ -27,11 +31,15 @@ class Arena {
   struct Block {
     std::uint64_t begin;  // of its header
     std::uint64_t end;
+    std::uint64_t serial;
   };
+
+  bool unread(const Block& block) const;
 
   const Segment& segment_;
   const std::int64_t rank_;
   std::vector<Block> blocks_;  // in use, ascending
+  std::uint64_t next_serial_ = 1;
 };
 
 }  // namespace espalier::detail::host

@@ -433,36 +433,36 @@ bool Endpoint::reserve(std::span<const std::int32_t> to, std::size_t bytes, Parc
   }
   parcel.bytes = bytes;
   if (bytes <= kInlineBytes) {
-    parcel.block = 0;
+    parcel.room = {};
     parcel.data = inline_scratch_.data();
     return true;
   }
-  parcel.block = arena_.allocate(bytes, static_cast<std::uint32_t>(to.size()));
-  if (parcel.block == 0) {
+  parcel.room = arena_.allocate(bytes, static_cast<std::uint32_t>(to.size()));
+  if (parcel.room.offset == 0) {
     wants_ = Starved::out_of_space;
     return false;
   }
-  parcel.data = arena_.data(parcel.block);
+  parcel.data = arena_.data(parcel.room.offset);
   return true;
 }
 
 void Endpoint::dispatch(std::span<const std::int32_t> to, Descriptor& descriptor, const Parcel& parcel) {
-  descriptor.block = parcel.block;
+  descriptor.block = parcel.room.offset;
   descriptor.bytes = static_cast<std::uint32_t>(parcel.bytes);
   for (const std::int32_t rank : to) {
     Ring& ring = segment_->ring(rank_, rank);
     const std::uint64_t head = ring.head.load(std::memory_order_relaxed);
     Descriptor& slot = ring.descriptors[head % kRingSlots];
     std::memcpy(static_cast<void*>(&slot), &descriptor, offsetof(Descriptor, inline_data));
-    if (parcel.block == 0) std::memcpy(slot.inline_data.data(), parcel.data, parcel.bytes);
+    if (descriptor.block == 0) std::memcpy(slot.inline_data.data(), parcel.data, parcel.bytes);
     ring.head.store(head + 1, std::memory_order_release);
     this->ring(rank);
   }
   bytes_sent_.fetch_add(static_cast<std::int64_t>(parcel.bytes * to.size()), std::memory_order_relaxed);
 }
 
-bool Endpoint::released(std::uint64_t block) {
-  if (arena_.released(block)) return true;
+bool Endpoint::released(const Arena::Room& room) {
+  if (arena_.released(room)) return true;
   wants_ = std::max(wants_, Starved::waits_for_release);
   return false;
 }

@@ -35,7 +35,7 @@ struct EndpointOptions {
 struct Parcel {
   char* data = nullptr;
   std::size_t bytes = 0;
-  std::uint64_t block = 0;  // 0: inline
+  Arena::Room room;  // offset 0: inline
 };
 
 class Endpoint {
@@ -69,7 +69,7 @@ class Endpoint {
   // Sends what was reserved; `descriptor` says what it is a part of.
   void dispatch(std::span<const std::int32_t> to, Descriptor& descriptor, const Parcel& parcel);
   // Whether the readers of a block are through; false asks to be woken when some block is.
-  bool released(std::uint64_t block);
+  bool released(const Arena::Room& room);
   void release(Message* message);
   // Counts memory held outside the arenas; fails the world above the limit.
   void add_copies(std::int64_t bytes, const Task& task);

@@ -47,7 +47,7 @@ bool ExchangeTask::advance(Endpoint& endpoint) {
 // One chunk of one stream; false when there is no room.
 bool ExchangeTask::advance_stream(Endpoint& endpoint, Outgoing& stream) {
   if (unread_.size() >= kUnreadBlocks * outgoing_.size()) {
-    std::erase_if(unread_, [&](std::uint64_t block) { return endpoint.released(block); });
+    std::erase_if(unread_, [&](const Arena::Room& room) { return endpoint.released(room); });
     if (unread_.size() >= kUnreadBlocks * outgoing_.size()) return false;
   }
   const std::size_t bytes = std::min({kChunkBytes, space.largest_block, stream.bytes - stream.sent});
@@ -57,7 +57,7 @@ bool ExchangeTask::advance_stream(Endpoint& endpoint, Outgoing& stream) {
   Descriptor header = descriptor();
   header.total_bytes = stream.bytes;
   endpoint.dispatch(stream.to, header, parcel);
-  if (parcel.block != 0) unread_.push_back(parcel.block);
+  if (parcel.room.offset != 0) unread_.push_back(parcel.room);
   stream.sent += bytes;
   stream.complete = stream.sent == stream.bytes;
   if (stream.complete) --streams_open_;

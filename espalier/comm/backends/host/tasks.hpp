@@ -13,6 +13,7 @@
 #include <memory>
 #include <vector>
 
+#include "espalier/comm/backends/host/arena.hpp"
 #include "espalier/comm/backends/host/task.hpp"
 
 namespace espalier::detail::host {
@@ -58,7 +59,7 @@ class ExchangeTask final : public Task {
   std::vector<at::Tensor> tensors_;
   std::size_t streams_open_;
   std::int64_t members_open_ = 0;
-  std::vector<std::uint64_t> unread_;  // blocks of mine that somebody still has to read, oldest first
+  std::vector<Arena::Room> unread_;  // blocks of mine that somebody still has to read, oldest first
 };
 
 class DirectReduceTask final : public Task {

@@ -34,7 +34,7 @@ MicroBatch tokens(std::int64_t step, std::int64_t index) {
 
 using Weights = std::map<std::string, Tensor>;
 
-struct Run {
+struct Training {
   LayoutSpec layout = {};
   std::int64_t micro_batches = 2;
   OptimizerFactory optimizer = adamw({.lr = 0.05});
@@ -42,7 +42,7 @@ struct Run {
 };
 
 // Trains on ranks as threads; `around` is called on every rank before each step, and after the last with step == steps.
-Weights train(const Run& run, std::int64_t steps, const std::function<void(Engine&, World&, std::int64_t step)>& around = {}) {
+Weights train(const Training& run, std::int64_t steps, const std::function<void(Engine&, World&, std::int64_t step)>& around = {}) {
   Weights weights;
   std::mutex mutex;
   run_ranks(run.layout.pipe * run.layout.data, [&](World& world) {
@@ -72,7 +72,7 @@ void expect_equal(const Weights& a, const Weights& b) {
 }
 
 TEST(Engine, IsNotChangedByEvaluationBetweenSteps) {
-  const Run run{.layout = {.pipe = 2, .data = 2}};
+  const Training run{.layout = {.pipe = 2, .data = 2}};
   const Weights plain = train(run, 4);
   expect_equal(plain, train(run, 4, [](Engine& engine, World&, std::int64_t step) {
                  const double once = engine.eval_batch([&](std::int64_t m) { return tokens(step, m); }, 3);
@@ -120,7 +120,7 @@ std::vector<Named> optimizers() {
 TEST(Engine, ResumesBitForBitWithEveryOptimizer) {
   for (const Named& optimizer : optimizers()) {
     SCOPED_TRACE(optimizer.name);
-    const Run run{.layout = {.pipe = 2, .data = 2}, .optimizer = optimizer.factory, .max_grad_norm = 0.1};
+    const Training run{.layout = {.pipe = 2, .data = 2}, .optimizer = optimizer.factory, .max_grad_norm = 0.1};
     const testing::TemporaryFolder folder;
     const Weights whole = train(run, 6, [&](Engine& engine, World&, std::int64_t step) {
       if (step == 3) engine.save(folder.path());

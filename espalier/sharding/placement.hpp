@@ -21,13 +21,13 @@ struct Placement {
 };
 
 // A rank's coordinate on one axis of the grid.
-struct AxisCoordinate {
+struct MeshCoordinate {
   std::string_view axis;
   std::int64_t coordinate;
 };
 
 // Whether the rank at these coordinates (one entry for each axis of the grid) speaks for its copy of the parameter: true
 // on exactly one rank for each distinct part. Sums over all ranks of what counted ranks hold see each element once.
-bool is_counted(const Placement& placement, std::span<const AxisCoordinate> rank);
+bool is_counted(const Placement& placement, std::span<const MeshCoordinate> rank);
 
 }  // namespace espalier

@@ -58,7 +58,7 @@ struct Engine::State {
   std::int64_t step = 0;
   StepResult last = {};
 
-  std::array<AxisCoordinate, 4> rank() const;
+  std::array<MeshCoordinate, 4> rank() const;
   double mean_loss(double loss_sum, std::int64_t num_micro_batches) const;
   void reduce_tied_grads();
   void reduce_grads();
@@ -67,7 +67,7 @@ struct Engine::State {
   std::vector<detail::CheckpointTensor> checkpoint_tensors();
 };
 
-std::array<AxisCoordinate, 4> Engine::State::rank() const {
+std::array<MeshCoordinate, 4> Engine::State::rank() const {
   return {{{"pipe", mesh.coordinate("pipe")},
            {"data", mesh.coordinate("data")},
            {"context", mesh.coordinate("context")},

@@ -60,7 +60,7 @@ std::vector<double> norms_on_ranks(const Json& in) {
   const double p = number(in["p"]);
   std::vector<double> norms(size);
   run_ranks(size, [&](World& world) {
-    std::vector<AxisCoordinate> coordinates(axes.size());
+    std::vector<MeshCoordinate> coordinates(axes.size());
     std::int64_t rest = world.rank();
     for (std::size_t i = axes.size(); i-- > 0; rest /= dims[i]) coordinates[i] = {axes[i], rest % dims[i]};
     double power = 0.0;
@@ -101,7 +101,7 @@ TEST(GlobalNorm, CountsATiedGradientOnce) {
     const Placement tied{.stages = all};
     double power = 0.0;
     for (const std::int64_t stage : all) {
-      const AxisCoordinate rank[] = {{"pipe", stage}};
+      const MeshCoordinate rank[] = {{"pipe", stage}};
       power += norm_power(tensor_of(in["grad_on_every_stage"]), tied, rank, 2.0);
     }
     const double expected = record["out"]["norm"];
@@ -115,7 +115,7 @@ TEST(GlobalNorm, SumsExpertsOverTheirOwners) {
     double power = 0.0;
     std::int64_t index = 0;
     for (const Json& local : record["in"]["local_expert_grads"]) {
-      const AxisCoordinate rank[] = {{"expert", index++}};
+      const MeshCoordinate rank[] = {{"expert", index++}};
       power += norm_power(tensor_of(local), expert, rank, 2.0);
     }
     const double expected = record["out"]["norm"];

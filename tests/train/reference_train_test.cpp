@@ -36,7 +36,7 @@ ReferenceResult train_reference(const torch::nn::Sequential& model, std::int64_t
                                 double max_norm) {
   std::vector<std::function<Tensors(const Tensors&)>> layers;
   for (const torch::nn::AnyModule& child : *model) {
-    layers.push_back([child](const Tensors& x) mutable -> Tensors { return {child.forward(x[0])}; });
+    layers.push_back([child = torch::nn::AnyModule(child)](const Tensors& x) mutable -> Tensors { return {child.forward(x[0])}; });
   }
   const auto loss = [](const Tensors& outputs, const Tensors& y) {
     return torch::nn::functional::cross_entropy(outputs[0], y[0]);
@@ -66,7 +66,7 @@ TEST_P(ReferenceTrain, EqualsLibTorchOnTheWholeBatchForAnyNumberOfMicroBatches) 
   for (std::int64_t step = 0; step < 6; ++step) {
     optimizer.zero_grad();
     const at::Tensor loss =
-        torch::nn::functional::cross_entropy(model->forward(inputs(step)), targets(step));
+        torch::nn::functional::cross_entropy(model.ptr()->forward(inputs(step)), targets(step));
     loss.backward();
     losses.push_back(loss.item<double>());
     if (step == 0) {

@@ -14,7 +14,7 @@ esp::Schedule one_at_a_time(std::int64_t num_stages, std::int64_t num_micro_batc
   esp::Schedule schedule{"one at a time", num_micro_batches, {}};
   for (std::int64_t stage = 0; stage < num_stages; ++stage) {
     const bool first = stage == 0, last = stage == num_stages - 1;
-    esp::StageProgram program{.num_buffers = 1};
+    esp::StageProgram program{.num_buffers = 1, .steps = {}};
     for (std::int32_t m = 0; m < num_micro_batches; ++m) {
       std::vector<esp::Instruction> step;
       if (first || last) step.push_back({Op::load, 0, m});

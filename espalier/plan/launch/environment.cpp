@@ -310,6 +310,7 @@ Variables variables_of_rank(Variables base, const Assignment& assignment) {
   base["ESPALIER_MASTER_ADDR"] = "127.0.0.1";
   base["ESPALIER_MASTER_PORT"] = std::to_string(assignment.port);
   base["ESPALIER_JOB"] = assignment.job;
+  base.emplace("OMP_NUM_THREADS", "1");  // ranks that each take all cores wait for one another most of the time
   base.erase("ESPALIER_STORE_FD");
   if (assignment.store_descriptor >= 0)
     base["ESPALIER_STORE_FD"] = std::to_string(assignment.store_descriptor);

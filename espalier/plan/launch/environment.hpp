@@ -57,7 +57,7 @@ struct Assignment {
   std::int64_t store_descriptor;  // of the socket that listens there; -1: not this rank's
   std::string job;
 };
-// `base` without what other launchers said, and with this assignment.
+// `base` without what other launchers said, and with this assignment. OMP_NUM_THREADS becomes 1 unless it is set.
 Variables variables_of_rank(Variables base, const Assignment& assignment);
 
 // Every variable that discovery looks at and that is set, as "NAME=value", in a fixed order.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `espalier layout`: every family of process groups of a layout, and each rank's place in them.
+// `espalier layout`: every family of process groups of a layout, and each rank's place in them; with
+// --plan the groups of a named plan.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -14,9 +15,12 @@
 #include <vector>
 
 #include <CLI/App.hpp>
+#include <CLI/Error.hpp>
 
 #include "apps/espalier/commands.hpp"
+#include "apps/espalier/plan.hpp"
 #include "espalier/base/error.hpp"
+#include "espalier/plan/groups/named_plans.hpp"
 #include "espalier/plan/layout/layout.hpp"
 
 namespace espalier::command {
@@ -25,9 +29,11 @@ namespace {
 using nlohmann::ordered_json;
 
 struct Options {
-  std::string layout;
+  std::vector<std::string> words;          // a layout; with a plan, its settings
+  std::string plan;                        // empty: a layout is meant
   std::optional<std::int64_t> world_size;  // default: what the layout multiplies to
   std::optional<std::int64_t> rank;        // default: all
+  bool communicators = false;
   bool json = false;
 };
 
@@ -52,7 +58,12 @@ std::int64_t product(const LayoutSpec& spec) {
 }
 
 Layout make_layout(const Options& options) {
-  const LayoutSpec spec = Layout::parse(options.layout);
+  if (options.words.empty()) throw CLI::RequiredError("layout");
+  if (options.words.size() > 1)
+    throw ConfigError(fmt::format(
+        "layout: unexpected argument '{}'; espalier layout --help shows what it takes",
+        options.words[1]));
+  const LayoutSpec spec = Layout::parse(options.words.front());
   return Layout(spec, options.world_size ? *options.world_size : product(spec));
 }
 
@@ -234,11 +245,30 @@ void print_rank(const Layout& layout, std::int64_t rank) {
   }
 }
 
-void run(const Options& options) {
-  const Layout layout = make_layout(options);
-  if (options.rank && (*options.rank < 0 || *options.rank >= layout.world_size()))
+void check_rank(const Options& options, std::int64_t world_size) {
+  if (options.rank && (*options.rank < 0 || *options.rank >= world_size))
     throw ConfigError(fmt::format("layout: there is no rank {}; the {} ranks are 0 to {}",
-                                  *options.rank, layout.world_size(), layout.world_size() - 1));
+                                  *options.rank, world_size, world_size - 1));
+}
+
+void run_plan(const Options& options) {
+  if (!options.world_size)
+    throw ConfigError(fmt::format(
+        "layout: the plan {} depends on the number of ranks; add --world N", options.plan));
+  const GroupPlan plan = plan_by_name(options.plan, *options.world_size, options.words);
+  check_rank(options, plan.world_size());
+  if (options.communicators)
+    print_communicators(plan, options.rank, options.json);
+  else
+    print_plan(plan, options.rank, options.json);
+}
+
+void run(const Options& options) {
+  if (!options.plan.empty()) return run_plan(options);
+  const Layout layout = make_layout(options);
+  check_rank(options, layout.world_size());
+  if (options.communicators)
+    return print_communicators(layout_plan(layout), options.rank, options.json);
   if (options.json) {
     fmt::print("{}\n", (options.rank ? to_json(layout, *options.rank) : to_json(layout)).dump());
     return;
@@ -259,13 +289,17 @@ void add_layout(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand(
       "layout", "Show the process groups of a layout and each rank's place in them");
-  sub->add_option("layout", options->layout,
-                  "For example data=4,pipe=2,tensor=2,expert=2; one size may be 'rest'")
-      ->required();
+  sub->add_option("layout", options->words,
+                  "For example data=4,pipe=2,tensor=2,expert=2; one size may be 'rest'. With "
+                  "--plan: key=value...");
+  sub->add_option("--plan", options->plan, "Show the groups of this plan, in order of creation");
   sub->add_option("--world", options->world_size,
                   "Number of ranks (default: what the sizes multiply to)");
   sub->add_option("--rank", options->rank, "Show this rank alone");
+  sub->add_flag("--communicators", options->communicators,
+                "Show how many communicators each rank opens");
   sub->add_flag("--json", options->json, "Print JSON");
+  sub->footer(named_plans_help);
   sub->callback([options] { run(*options); });
 }
 

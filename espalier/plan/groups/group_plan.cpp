@@ -127,6 +127,29 @@ std::optional<RankSet> GroupPlan::own_ranks(std::string_view family, std::int64_
   return index ? std::optional(group(*index).ranks) : std::nullopt;
 }
 
+std::vector<std::int64_t> GroupPlan::groups_of(std::int64_t rank) const {
+  std::vector<std::int64_t> groups;
+  const std::optional<std::int64_t> part = ranks_ ? ranks_->index_of(rank) : std::optional(rank);
+  if (!part) return groups;
+  for (const Piece& piece : pieces_) {
+    if (const auto index = piece.sets.index_of(*part)) groups.push_back(piece.first + *index);
+  }
+  return groups;
+}
+
+std::vector<std::int64_t> GroupPlan::communicators_of(std::int64_t rank,
+                                                      std::int64_t world_size) const {
+  std::vector<std::int64_t> opened;
+  std::vector<RankSet> known{RankSet::range(0, world_size)};
+  for (const std::int64_t index : groups_of(rank)) {
+    const RankSet ranks = group(index).ranks;
+    if (ranks.size() == 1 || std::find(known.begin(), known.end(), ranks) != known.end()) continue;
+    known.push_back(ranks);
+    opened.push_back(index);
+  }
+  return opened;
+}
+
 std::vector<std::string> GroupPlan::describe() const {
   std::vector<std::string> lines{fmt::format("world={}", world_size_)};
   if (ranks_) lines.push_back("ranks=" + ranks_->to_string());

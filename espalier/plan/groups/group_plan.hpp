@@ -49,6 +49,15 @@ class GroupPlan {
   // The ranks of own(); nullopt likewise.
   std::optional<RankSet> own_ranks(std::string_view family, std::int64_t rank) const;
 
+  // All groups that `rank` is in, ascending.
+  std::vector<std::int64_t> groups_of(std::int64_t rank) const;
+  // Of these, the ones that need a communicator of their own in a world of `world_size` ranks: not
+  // those of one rank, of all ranks, or of the same ranks as an earlier one.
+  std::vector<std::int64_t> communicators_of(std::int64_t rank, std::int64_t world_size) const;
+
+  // Who takes the parts: 0 .. world_size-1 unless on() has moved the plan.
+  RankSet ranks() const { return ranks_.value_or(RankSet::range(0, world_size_)); }
+
   // One line per piece, equal exactly for equal plans: what ranks agree on before groups are
   // created.
   std::vector<std::string> describe() const;

@@ -360,28 +360,6 @@ void both_send_before_they_receive(World& world, const Promises&) {
   }
 }
 
-// The root's blocks are freed one by one and taken by messages that nobody receives before the broadcast is done.
-void broadcast_passes_unreceived_messages(World& world, const Promises&) {
-  const Group& group = world.group();
-  constexpr std::int64_t kMessages = 40;
-  at::Tensor tensor = data(group.rank(), 4'000'000, at::kFloat);
-  Work broadcast = broadcast_(tensor, group, 0);
-  std::vector<Work> sends;
-  for (std::int64_t i = 0; i < kMessages && group.rank() == 0; ++i) {
-    sends.push_back(send(data(i, 60'000, at::kFloat), group, 1));
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  broadcast.wait();
-  check_equal(tensor, data(0, 4'000'000, at::kFloat), "broadcast_");
-  for (std::int64_t i = 0; i < kMessages && group.rank() == 1; ++i) {
-    at::Tensor message = at::zeros({60'000});
-    recv(message, group, 0).wait();
-    check_equal(message, data(i, 60'000, at::kFloat), "message");
-  }
-  wait_all(sends);
-  barrier(group).wait();
-}
-
 void send_arrives_while_its_sender_computes(World& world, const Promises&) {
   const Group& group = world.group();
   const std::int64_t count = 4'000'000;  // 16 MB
@@ -627,7 +605,6 @@ const std::vector<Case>& cases() {
         {"SendArrivesWhileItsSenderComputes", {2}, send_arrives_while_its_sender_computes, buffered},
         {.name = "RunsInASmallArena", .sizes = {3}, .body = moves_every_dtype, .applies = buffered,
          .arena_bytes = 128 << 10},
-        {"BroadcastPassesUnreceivedMessages", {2, 3}, broadcast_passes_unreceived_messages, buffered},
         {"FinishesDroppedWork", {2, 3}, finishes_dropped_work},
         {"KeepsTensorsAlive", {2, 3}, keeps_tensors_alive},
         {"DuplicatesAreApart", {2, 3}, duplicates_are_apart},

@@ -147,7 +147,7 @@ void reduce(ReduceOp op, c10::ScalarType dtype, std::span<const void* const> sou
   const bool floating = c10::isFloatingType(dtype);
   const bool bitwise = op == ReduceOp::bit_and || op == ReduceOp::bit_or || op == ReduceOp::bit_xor;
   ESPALIER_CHECK(dtype_supported(dtype) && !(floating && bitwise) && !(!floating && op == ReduceOp::mean),
-                 "no reduction {} of {}", to_string(op), dtype_name(dtype));
+                 "no reduction {} of {}", detail::to_string(op), dtype_name(dtype));
   if (dtype == c10::ScalarType::Bool) {
     op = on_truth_values(op);
     dtype = c10::ScalarType::Byte;

@@ -15,11 +15,12 @@
 namespace espalier::command {
 
 void add_doctor(CLI::App& app);     // what was built in and found, and which rank this is
+void add_explain(CLI::App& app);    // what one rank is, whom it talks to, for what
 void add_layout(CLI::App& app);     // process groups and each rank's place in them
 void add_partition(CLI::App& app);  // layers cut into stages
 void add_run(CLI::App& app);        // any program as the ranks of one world on this host
 void add_schedule(CLI::App& app);   // what each pipeline stage does
-void add_train(CLI::App& app);      // train and verify: this process becomes espalier-train
+void add_train(CLI::App& app);      // train, verify, verify-groups: this process becomes espalier-train
 
 // Replaces this process by `program` with these arguments. It is looked for beside the running
 // program, then in PATH. Returns only by throwing ConfigError, if it was not found or could not be

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -18,8 +19,10 @@
 #include <CLI/Error.hpp>
 
 #include "apps/espalier/commands.hpp"
+#include "apps/espalier/layout_option.hpp"
 #include "apps/espalier/plan.hpp"
-#include "espalier/base/error.hpp"
+#include "espalier/base/check.hpp"
+#include "espalier/plan/groups/host_crossings.hpp"
 #include "espalier/plan/groups/named_plans.hpp"
 #include "espalier/plan/layout/layout.hpp"
 
@@ -33,6 +36,7 @@ struct Options {
   std::string plan;                        // empty: a layout is meant
   std::optional<std::int64_t> world_size;  // default: what the layout multiplies to
   std::optional<std::int64_t> rank;        // default: all
+  std::optional<std::int64_t> ranks_per_host;
   bool communicators = false;
   bool json = false;
 };
@@ -42,29 +46,13 @@ constexpr std::array<std::string_view, 7> kAxes{"pipe",   "data",        "contex
 constexpr std::int64_t kMaxRanksInTable = 64;
 constexpr std::size_t kLineWidth = 100;
 
-std::int64_t product(const LayoutSpec& spec) {
-  std::int64_t result = 1;
-  for (const auto& [name, size] : {std::pair{"pipe", spec.pipe},
-                                   {"data", spec.data},
-                                   {"context", spec.context},
-                                   {"tensor", spec.tensor}}) {
-    if (size == kRest)
-      throw ConfigError(
-          fmt::format("layout: {}=rest depends on the number of ranks; add --world N", name));
-    if (__builtin_mul_overflow(result, size, &result))
-      throw ConfigError("layout: the sizes multiply to more than 2^63 ranks; choose smaller ones");
-  }
-  return result;
-}
-
-Layout make_layout(const Options& options) {
+Layout asked_layout(const Options& options) {
   if (options.words.empty()) throw CLI::RequiredError("layout");
   if (options.words.size() > 1)
     throw ConfigError(fmt::format(
         "layout: unexpected argument '{}'; espalier layout --help shows what it takes",
         options.words[1]));
-  const LayoutSpec spec = Layout::parse(options.words.front());
-  return Layout(spec, options.world_size ? *options.world_size : product(spec));
+  return make_layout(options.words.front(), options.world_size);
 }
 
 // Axes worth a column: those with more than one coordinate; the expert grid's only where it is not
@@ -245,10 +233,17 @@ void print_rank(const Layout& layout, std::int64_t rank) {
   }
 }
 
-void check_rank(const Options& options, std::int64_t world_size) {
-  if (options.rank && (*options.rank < 0 || *options.rank >= world_size))
-    throw ConfigError(fmt::format("layout: there is no rank {}; the {} ranks are 0 to {}",
-                                  *options.rank, world_size, world_size - 1));
+// What crosses hosts without need, on standard error: the answer itself stays as it is.
+void warn_of_hosts(const Options& options, const GroupPlan& plan) {
+  if (!options.ranks_per_host) return;
+  ESPALIER_CHECK_CONFIG(*options.ranks_per_host >= 1,
+                        "layout: --ranks-per-host {}; expected at least 1",
+                        *options.ranks_per_host);
+  std::vector<std::int64_t> hosts;
+  for (std::int64_t rank = 0; rank < plan.world_size(); ++rank)
+    hosts.push_back(rank / *options.ranks_per_host);
+  for (const std::string& line : host_crossings(plan, hosts))
+    fmt::print(stderr, "espalier: layout: warning: {}\n", line);
 }
 
 void run_plan(const Options& options) {
@@ -256,7 +251,8 @@ void run_plan(const Options& options) {
     throw ConfigError(fmt::format(
         "layout: the plan {} depends on the number of ranks; add --world N", options.plan));
   const GroupPlan plan = plan_by_name(options.plan, *options.world_size, options.words);
-  check_rank(options, plan.world_size());
+  if (options.rank) check_rank("layout", *options.rank, plan.world_size());
+  warn_of_hosts(options, plan);
   if (options.communicators)
     print_communicators(plan, options.rank, options.json);
   else
@@ -265,8 +261,9 @@ void run_plan(const Options& options) {
 
 void run(const Options& options) {
   if (!options.plan.empty()) return run_plan(options);
-  const Layout layout = make_layout(options);
-  check_rank(options, layout.world_size());
+  const Layout layout = asked_layout(options);
+  if (options.rank) check_rank("layout", *options.rank, layout.world_size());
+  warn_of_hosts(options, layout_plan(layout));
   if (options.communicators)
     return print_communicators(layout_plan(layout), options.rank, options.json);
   if (options.json) {
@@ -296,6 +293,8 @@ void add_layout(CLI::App& app) {
   sub->add_option("--world", options->world_size,
                   "Number of ranks (default: what the sizes multiply to)");
   sub->add_option("--rank", options->rank, "Show this rank alone");
+  sub->add_option("--ranks-per-host", options->ranks_per_host,
+                  "Warn of groups that cross hosts of this many ranks without need");
   sub->add_flag("--communicators", options->communicators,
                 "Show how many communicators each rank opens");
   sub->add_flag("--json", options->json, "Print JSON");

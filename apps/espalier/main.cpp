@@ -24,6 +24,7 @@ enum ExitCode { kConfigError = 2, kCommError = 3, kInternalError = 4 };
 
 void add_commands(CLI::App& app) {
   command::add_doctor(app);
+  command::add_explain(app);
   command::add_layout(app);
   command::add_partition(app);
   command::add_run(app);

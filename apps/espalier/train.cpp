@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `espalier train` and `espalier verify` need tensors: this process becomes espalier-train with the
-// same arguments.
+// `espalier train`, `verify` and `verify-groups` need tensors: this process becomes espalier-train
+// with the same arguments.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -58,6 +58,8 @@ void add_train(CLI::App& app) {
   add_forwarded(app, "train", "Train the reference GPT on text files");
   add_forwarded(app, "verify",
                 "Compare a layout with one process: losses, gradients, norm, weights");
+  add_forwarded(app, "verify-groups",
+                "Make every group of a layout and compare what it reduces with the plan");
 }
 
 }  // namespace espalier::command

@@ -8,5 +8,6 @@ namespace espalier::command {
 // Each adds one subcommand and what it does.
 void add_train(CLI::App& app);
 void add_verify(CLI::App& app);
+void add_verify_groups(CLI::App& app);
 
 }  // namespace espalier::command

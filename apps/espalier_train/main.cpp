@@ -37,6 +37,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   espalier::command::add_train(app);
   espalier::command::add_verify(app);
+  espalier::command::add_verify_groups(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& asked) {

@@ -32,16 +32,16 @@ std::vector<std::string> own_command_line() {
 
 }  // namespace
 
-void run_as_ranks(std::optional<std::int64_t> num_ranks, const std::function<void()>& rank) {
+void run_as_ranks(std::string_view command, std::optional<std::int64_t> num_ranks, const std::function<void()>& rank) {
   const RankEnvironment found = discover_ranks(process_variables());
   const bool alone = found.launcher == Launcher::alone;
   ESPALIER_CHECK_CONFIG(num_ranks || !alone, "layout: '=rest' needs a launcher that says how many ranks there are, such as "
-                                             "espalier run -n 4 -- espalier train ...; or give every size");
+                                             "espalier run -n 4 -- espalier {} ...; or give every size", command);
   if (!alone || num_ranks == 1) return rank();
   LaunchOptions options;
   options.command = own_command_line();
   options.num_ranks = *num_ranks;
-  options.speaker = "espalier train";
+  options.speaker = fmt::format("espalier {}", command);
   options.ranks_explain = true;
   if (isatty(STDOUT_FILENO)) options.variables[kTerminalVariable] = "1";
   if (const int code = launch_ranks(options); code != 0) throw CLI::RuntimeError(code);

@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string_view>
 
 namespace espalier::command {
 
 // Inside a launcher: runs `rank`. Outside: starts this program with the same arguments as `num_ranks` ranks on this host and
 // ends with their exit code (CLI::RuntimeError); one rank runs right here. ConfigError for nullopt outside a launcher.
-void run_as_ranks(std::optional<std::int64_t> num_ranks, const std::function<void()>& rank);
+// `command` is the subcommand's name, for messages.
+void run_as_ranks(std::string_view command, std::optional<std::int64_t> num_ranks, const std::function<void()>& rank);
 
 // Whether what this rank prints ends on a terminal.
 bool shows_on_terminal();

@@ -177,7 +177,7 @@ void add_train(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("train", "Train the reference GPT on text files");
   const auto options = std::make_shared<TrainOptions>();
   options->add_to(*sub);
-  sub->callback([options] { run_as_ranks(options->check(), [&] { train(*options); }); });
+  sub->callback([options] { run_as_ranks("train", options->check(), [&] { train(*options); }); });
 }
 
 }  // namespace espalier::command

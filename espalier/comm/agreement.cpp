@@ -12,6 +12,7 @@
 
 #include "espalier/base/check.hpp"
 #include "espalier/comm/collectives.hpp"
+#include "espalier/comm/world_state.hpp"
 
 namespace espalier {
 namespace {
@@ -79,6 +80,7 @@ std::vector<std::string> unpack(std::string_view packed) {
 void agree(const Group& group, std::string_view subject, std::span<const std::string> entries) {
   if (group.size() == 1) return;
   const std::int64_t mine[] = {digest(entries), static_cast<std::int64_t>(entries.size())};
+  group.state().communicator->announce();
   const std::vector<std::int64_t> all = gather_numbers(group, mine);
   bool equal = true;
   for (std::size_t i = 2; i < all.size(); ++i) equal = equal && all[i] == all[i % 2];

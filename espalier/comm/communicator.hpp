@@ -50,6 +50,9 @@ class Communicator {
   virtual std::shared_ptr<Operation> send(at::Tensor tensor, std::int64_t to, std::int64_t tag) = 0;
   virtual std::shared_ptr<Operation> recv(at::Tensor tensor, std::int64_t from, std::int64_t tag) = 0;
   virtual std::shared_ptr<Operation> barrier() = 0;
+  // All members call this right before an operation to which one of them may never come, so that its time-out can name
+  // who did not. Nothing to do for a backend that knows it anyway.
+  virtual void announce() {}
 };
 
 // One rank's connection to all ranks of a world. Owned by the world; thread-safe where the world is used by several

@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "espalier/base/check.hpp"
 #include "espalier/comm/agreement.hpp"
 #include "espalier/comm/collectives.hpp"
+#include "espalier/plan/groups/host_crossings.hpp"
 
 namespace espalier {
 
@@ -26,16 +26,18 @@ struct GroupSet::State {
 
 namespace {
 
+using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// "groups: data 2, model 4 over 8 ranks; rank 0 is in 2 and opens 2 communicators"
-std::string summary(const GroupPlan& plan, std::size_t num_mine, std::size_t num_opened) {
+// "groups: data 2, model 4 over 8 ranks; 2 communicators of rank 0 besides the world's"
+std::string summary(const GroupPlan& plan, std::size_t num_communicators) {
   std::vector<std::string> families;
   for (const std::string& family : plan.families())
     families.push_back(fmt::format("{} {}", family, plan.size(family)));
-  return fmt::format("groups: {} over {} ranks; rank 0 is in {} and opens {} communicators",
+  return fmt::format("groups: {} over {} rank{}; {} communicator{} of rank 0 besides the world's",
                      families.empty() ? "none" : fmt::format("{}", fmt::join(families, ", ")),
-                     plan.ranks().size(), num_mine, num_opened);
+                     plan.ranks().size(), plan.ranks().size() == 1 ? "" : "s", num_communicators,
+                     num_communicators == 1 ? "" : "s");
 }
 
 }  // namespace
@@ -55,8 +57,13 @@ GroupSet::GroupSet(const World& world, const GroupPlan& plan) {
     const auto at = std::lower_bound(state.indices.begin(), state.indices.end(), index);
     state.communicators.push_back(static_cast<std::size_t>(at - state.indices.begin()));
   }
-  if (world.rank() == 0)
-    world.log().info(summary(plan, state.groups.size(), state.communicators.size()));
+  if (world.rank() == 0) {
+    world.log().info(summary(plan, state.communicators.size()));
+    if (!world.host_of_rank().empty()) {
+      for (const std::string& line : host_crossings(plan, world.host_of_rank()))
+        world.log().warning("groups: " + line);
+    }
+  }
   state_ = std::make_shared<const State>(std::move(state));
 }
 
@@ -94,44 +101,23 @@ const Group& GroupSet::group(std::string_view name) const {
 
 void GroupSet::warm_up(std::chrono::milliseconds timeout) const {
   const auto deadline = steady_clock::now() + timeout;
-  struct Connecting {
-    const Group* group;
-    Work work;
-    bool connected = false;
-  };
-  std::vector<Connecting> all;
-  for (const std::size_t i : state_->communicators)
-    all.push_back({&state_->groups[i], barrier(state_->groups[i])});
-  std::string reason;
-  try {
-    for (std::size_t num_connected = 0; num_connected < all.size();) {
-      for (Connecting& each : all) {
-        if (each.connected || !each.work.done()) continue;
-        each.connected = true;
-        ++num_connected;
-      }
-      if (num_connected == all.size()) return;
-      if (steady_clock::now() < deadline) {
-        std::this_thread::sleep_for(std::chrono::microseconds(200));
-        continue;
-      }
-      // Says who is missing, and ends the world.
-      for (Connecting& each : all) {
-        if (!each.connected) each.work.wait(std::chrono::milliseconds(1));
-      }
-      return;
-    }
-  } catch (const CommError& error) {
-    reason = error.what();
-  }
+  std::vector<Work> works;  // all posted before the first wait: groups connect at the same time
+  for (const std::size_t i : state_->communicators) works.push_back(barrier(state_->groups[i]));
   std::vector<std::string> missing;
-  for (const Connecting& each : all) {
-    if (!each.connected)
-      missing.push_back(
-          fmt::format("{} {}", each.group->name(), each.group->members().to_string()));
+  std::string reason;
+  for (std::size_t i = 0; i < works.size(); ++i) {
+    const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
+    try {
+      works[i].wait(std::max(left, milliseconds(1)));
+    } catch (const CommError& error) {  // poisons the world, but what has arrived is still found
+      const Group& group = state_->groups[state_->communicators[i]];
+      missing.push_back(fmt::format("{} {}", group.name(), group.members().to_string()));
+      if (reason.empty()) reason = error.what();
+    }
   }
+  if (missing.empty()) return;
   throw CommError(fmt::format("group set: {} of {} groups did not connect: {}; {}", missing.size(),
-                              all.size(), fmt::join(missing, ", "), reason));
+                              works.size(), fmt::join(missing, ", "), reason));
 }
 
 }  // namespace espalier

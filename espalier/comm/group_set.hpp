@@ -14,13 +14,15 @@
 namespace espalier {
 
 // A group plan come alive on this rank: the groups of the plan that this rank is in. Equal sets
-// share a communicator (that of the world included), groups of one rank have none. A cheap handle;
-// sets and groups may be dropped in any order.
+// share a communicator (that of the world included), so what their members call counts as one
+// sequence; groups of one rank have none. A cheap handle; sets and groups may be dropped in any
+// order, and the communicators wait in the world for the next who asks for these ranks.
 class GroupSet {
  public:
   // Collective over the world: all ranks agree on the plan (one exchange, however many groups;
   // ConfigError on every rank, naming the first difference and the ranks), then each makes its own
-  // groups in plan order. Rank 0 logs what was made. Blocks.
+  // groups in plan order. Rank 0 logs what was made, and where hosts are known which groups cross
+  // them that need not. Blocks; CommError names the ranks that do not come.
   GroupSet(const World& world, const GroupPlan& plan);
 
   const World& world() const;

@@ -47,6 +47,7 @@ std::shared_ptr<GroupState> WorldCore::group(const std::shared_ptr<WorldCore>& s
                           "own name",
                           duplicate, fmt::join(entry->second, ","), members.to_string());
   }
+  std::erase_if(groups_, [](const auto& entry) { return entry.second.expired(); });
   std::weak_ptr<GroupState>& known = groups_[{key, std::string(name)}];
   if (auto state = known.lock()) return state;
 
@@ -109,6 +110,7 @@ std::int64_t World::size() const { return state_->core->place.size; }
 std::int64_t World::local_rank() const { return state_->core->place.local_rank; }
 std::int64_t World::local_size() const { return state_->core->place.local_size; }
 const std::string& World::host() const { return state_->core->place.host; }
+std::span<const std::int64_t> World::host_of_rank() const { return state_->core->place.host_of_rank; }
 Backend World::backend() const { return state_->core->place.backend; }
 std::string_view World::launcher() const { return state_->core->place.launcher; }
 const Group& World::group() const { return state_->group; }

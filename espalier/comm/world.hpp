@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -44,6 +45,7 @@ class World {
   std::int64_t local_rank() const;   // among the ranks of this host
   std::int64_t local_size() const;
   const std::string& host() const;
+  std::span<const std::int64_t> host_of_rank() const;  // by world rank, hosts numbered; empty: all ranks share one
   Backend backend() const;
   std::string_view launcher() const;  // "espalier run", "torchrun", "threads", "alone", ...
   const Group& group() const;         // all ranks, named "world"

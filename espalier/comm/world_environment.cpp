@@ -2,6 +2,8 @@
 // World::from_environment: who am I (plan/launch/environment), who else is there (rendezvous), and
 // what to talk over.
 #include <algorithm>
+#include <map>
+#include <vector>
 
 #include "espalier/base/check.hpp"
 #include "espalier/comm/backends/gloo.hpp"
@@ -24,6 +26,18 @@ std::optional<Backend> requested_backend(const WorldOptions& options, const Vari
   } catch (const ConfigError& error) {
     throw ConfigError(fmt::format("ESPALIER_BACKEND={}: {}", found->second, error.what()));
   }
+}
+
+// A number for each rank's machine, in order of first appearance; empty if there is only one.
+std::vector<std::int64_t> number_hosts(const std::vector<detail::Participant>& participants) {
+  std::map<std::string_view, std::int64_t> numbers;
+  std::vector<std::int64_t> host_of_rank;
+  for (const detail::Participant& each : participants) {
+    const auto next = static_cast<std::int64_t>(numbers.size());
+    host_of_rank.push_back(numbers.emplace(each.machine, next).first->second);
+  }
+  if (numbers.size() == 1) host_of_rank.clear();
+  return host_of_rank;
 }
 
 Backend choose_backend(std::optional<Backend> requested, const std::string& why_not_one_host) {
@@ -54,6 +68,7 @@ World World::from_environment(const WorldOptions& options) {
   const auto& machine = roster.participants[static_cast<std::size_t>(place.rank)].machine;
   place.local_size = std::count_if(roster.participants.begin(), roster.participants.end(),
                                    [&](const auto& other) { return other.machine == machine; });
+  place.host_of_rank = number_hosts(roster.participants);
   place.backend = choose_backend(requested, roster.why_not_one_host);
   std::shared_ptr<detail::Transport> transport;
   switch (place.backend) {

@@ -25,6 +25,7 @@ struct Place {
   std::string host;
   std::string launcher;
   Backend backend = Backend::host;
+  std::vector<std::int64_t> host_of_rank = {};  // empty: all ranks share a host
 };
 
 // What the groups of one world share. Communicators live as long as it does, because dropping one on a single rank would

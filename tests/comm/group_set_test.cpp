@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every named plan is made live on 8 ranks over each backend, and what its groups reduce and
-// broadcast is compared with the plan.
-#include <ATen/ops/full.h>
+// Group plans that come alive on 8 ranks as threads, over each backend: what their groups do, and
+// what is said when ranks differ, stay away, or ask for what there is not.
+#include "espalier/comm/group_set.hpp"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
-#include <functional>
 #include <iostream>
 #include <iterator>
 #include <mutex>
 #include <random>
-#include <stdexcept>
 #include <thread>
+#include <utility>
 
-#include "espalier/base/error.hpp"
 #include "espalier/comm/collectives.hpp"
-#include "espalier/comm/group_set.hpp"
 #include "espalier/comm/run_ranks.hpp"
+#include "espalier/comm/world_state.hpp"
 #include "espalier/plan/groups/model_data.hpp"
 #include "espalier/plan/groups/named_plans.hpp"
+#include "tests/comm/live_plans.hpp"
 
 namespace espalier {
 namespace {
@@ -29,86 +30,12 @@ namespace {
 using std::chrono::milliseconds;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing_support::expect;
 
 constexpr std::int64_t kRanks = 8;
 
-struct Asked {
-  std::string name;
-  std::vector<std::string> settings;
-};
-
-// All that fit 8 ranks: each name at least once.
-const std::vector<Asked>& asked() {
-  static const std::vector<Asked> all{
-      {"layout", {"pipe=2", "data=2", "tensor=2", "expert=2"}},
-      {"layout", {"data=2", "context=2", "tensor=2", "expert=4", "expert_tensor=1"}},
-      {"model_data", {"model=2"}},
-      {"expert_data", {"expert=2"}},
-      {"expert_data", {"expert=4", "order=data_first"}},
-      {"expert_data", {"expert=2", "pipe=2"}},
-      {"expert_data", {"expert=2", "pipe=2", "model=2", "variant=v0.19"}},
-      {"expert_data", {"expert=2", "model=2", "variant=v0.19", "lanes=sequence"}},
-      {"expert_data_model", {"pipe=2", "tensor=2", "expert=2"}},
-      {"expert_data_model", {"tensor=2", "expert=4", "expert_tensor=1", "order=data_first"}},
-      {"inference_expert", {"sizes=2,4"}},
-      {"inference_model", {"sizes=4,2"}},
-      {"topology", {"pipe=2", "model=2", "data=2"}},
-      {"pipeline_grid", {}},
-      {"pipeline_grid", {"pipe=4", "data=2"}},
-      {"pipeline_grid", {"pipe=2", "data=2", "model=2"}},
-      {"pipeline_pairs", {"pipe=4", "data=2"}},
-      {"pipeline_pairs", {"pipe=2", "data=4"}},
-      {"tied", {"pipe=4", "data=2", "layers=wte,pos,-,pos,-,wte", "cuts=0,2,3,5,6"}},
-      {"parameter_parallel", {"size=4"}},
-      {"secondary_shard", {"size=2"}},
-      {"local_global", {"devices_per_node=4"}},
-      {"mics", {"shard=4", "devices_per_node=2", "hierarchical=yes"}},
-      {"megatron", {"tp=2", "dp=2", "pp=2", "families=tp,dp,pp,tp-pp,dp-tp"}},
-      {"megatron_embedding", {"tp=2", "pp=4"}},
-      {"ep_folding", {"pp=2", "tp=2", "ep=4"}},
-  };
-  return all;
-}
-
-void expect(bool holds, const std::string& what) {
-  if (!holds) throw std::runtime_error(what);
-}
-
-// Sums 2^rank over the group: each member once, and nobody else.
-void expect_reduces_as_planned(const Group& group, const RankSet& planned) {
-  std::int64_t sum = 0;
-  for (const std::int64_t member : planned.to_vector()) sum += std::int64_t{1} << member;
-  const std::int64_t self = group.world_rank(group.rank());
-  at::Tensor tensor = at::full({3}, std::int64_t{1} << self, at::kLong);
-  all_reduce_(tensor, group).wait();
-  expect(tensor.equal(at::full({3}, sum, at::kLong)), "all_reduce through " + group.name());
-  tensor.fill_(100 + self);
-  broadcast_(tensor, group, *group.group_rank(planned.first())).wait();
-  expect(tensor.equal(at::full({3}, 100 + planned.first(), at::kLong)),
-         "broadcast through " + group.name());
-}
-
-void make_all_plans_live(World& world) {
-  for (const Asked& each : asked()) {
-    const GroupPlan plan = plan_by_name(each.name, world.size(), each.settings);
-    const GroupSet groups(world, plan);
-    std::int64_t mine = 0;
-    for (std::int64_t index = 0; index < plan.size(); ++index) {
-      const PlannedGroup planned = plan.group(index);
-      if (!planned.ranks.contains(world.rank())) continue;
-      const Group& group = groups.groups()[static_cast<std::size_t>(mine++)];
-      expect(group.name() == planned.name && group.members() == planned.ranks,
-             each.name + ": place of " + planned.name);
-      expect_reduces_as_planned(groups.group(planned.name), planned.ranks);
-    }
-    expect(mine == static_cast<std::int64_t>(groups.groups().size()), each.name + ": count");
-    for (const std::string& family : plan.families()) {
-      const auto planned = plan.own_ranks(family, world.rank());
-      expect(groups.has_own(family) == planned.has_value(), each.name + ": has " + family);
-      if (planned) expect(groups.own(family).members() == *planned, each.name + ": own " + family);
-    }
-    groups.warm_up(milliseconds(20'000));
-  }
+WorldOptions quiet(LogSink sink = nullptr) {
+  return {.backend = Backend::host, .log = std::move(sink)};
 }
 
 class GroupSetOver : public testing::TestWithParam<Backend> {
@@ -117,20 +44,36 @@ class GroupSetOver : public testing::TestWithParam<Backend> {
     return {.backend = GetParam(), .timeout = timeout, .log = nullptr};
   }
 
-  // What every rank says that gets its plan from `plan_of`.
+  // What each rank says that makes the plan `plan_of` it.
   std::vector<std::string> errors_of(const std::function<GroupPlan(std::int64_t)>& plan_of) const {
     std::vector<std::string> errors(kRanks);
     run_ranks(
         kRanks,
         [&](World& world) {
-          try {
-            const GroupSet groups(world, plan_of(world.rank()));
-            errors[static_cast<std::size_t>(world.rank())] = "no error";
-          } catch (const ConfigError& error) {
-            errors[static_cast<std::size_t>(world.rank())] = error.what();
-          }
+          errors[static_cast<std::size_t>(world.rank())] =
+              testing_support::error_of([&] { const GroupSet groups(world, plan_of(world.rank())); });
         },
         options());
+    return errors;
+  }
+
+  // What each rank says in the action that `prepare` gives it. Rank 6 prepares too, stays in the
+  // world, and never comes to the action.
+  std::vector<std::string> errors_without_rank_6(
+      const std::function<std::function<void()>(World&)>& prepare) const {
+    std::vector<std::string> errors(kRanks);
+    std::atomic<int> ended = 0;
+    run_ranks(
+        kRanks,
+        [&](World& world) {
+          const std::function<void()> action = prepare(world);
+          if (world.rank() != 6) {
+            errors[static_cast<std::size_t>(world.rank())] = testing_support::error_of(action);
+            ++ended;
+          }
+          while (ended < kRanks - 1) std::this_thread::sleep_for(milliseconds(1));
+        },
+        options(milliseconds(2'000)));
     return errors;
   }
 };
@@ -138,13 +81,8 @@ class GroupSetOver : public testing::TestWithParam<Backend> {
 INSTANTIATE_TEST_SUITE_P(, GroupSetOver, testing::Values(Backend::host, Backend::gloo),
                          [](const auto& backend) { return std::string(to_string(backend.param)); });
 
-TEST_P(GroupSetOver, ReducesAndBroadcastsThroughEveryGroupOfEveryPlan) {
-  for (const NamedPlan& plan : named_plans()) {
-    EXPECT_TRUE(std::any_of(asked().begin(), asked().end(),
-                            [&](const Asked& each) { return each.name == plan.name; }))
-        << plan.name;
-  }
-  run_ranks(kRanks, make_all_plans_live, options());
+TEST_P(GroupSetOver, CommunicatesAsPlannedThroughEveryGroupOfEveryPlan) {
+  run_ranks(kRanks, testing_support::use_every_plan, options());
 }
 
 TEST_P(GroupSetOver, SaysOnEveryRankWhatDiffersFirstWhenOneRankHasAnotherPlan) {
@@ -167,11 +105,13 @@ TEST_P(GroupSetOver, SaysOnEveryRankWhatDiffersFirstWhenOneRankHasAnotherPlan) {
               AllOf(HasSubstr("first in entry 2"), HasSubstr("'model=[0,1]"), HasSubstr("'data=")));
   other_name.add("data", strided);
   other_name.add("tensor", blocks);
-  EXPECT_THAT(differing(usual, other_name),
-              AllOf(HasSubstr("first in entry 3"), HasSubstr("'tensor=[0,1]"), HasSubstr("'model=")));
+  EXPECT_THAT(
+      differing(usual, other_name),
+      AllOf(HasSubstr("first in entry 3"), HasSubstr("'tensor=[0,1]"), HasSubstr("'model=")));
   GroupPlan shorter(kRanks);
   shorter.add("data", strided);
-  EXPECT_THAT(differing(usual, shorter), AllOf(HasSubstr("first in entry 3"), HasSubstr("nothing on rank 3")));
+  EXPECT_THAT(differing(usual, shorter),
+              AllOf(HasSubstr("first in entry 3"), HasSubstr("nothing on rank 3")));
 }
 
 TEST_P(GroupSetOver, RefusesAPlanForMoreRanksThanThereAre) {
@@ -179,26 +119,22 @@ TEST_P(GroupSetOver, RefusesAPlanForMoreRanksThanThereAre) {
     EXPECT_THAT(error, HasSubstr("but the world has 8"));
 }
 
+TEST_P(GroupSetOver, NamesTheRankThatNeverComes) {
+  const auto errors = errors_without_rank_6([](World& world) {
+    return [&world] { const GroupSet groups(world, model_data_plan(kRanks, 2)); };
+  });
+  for (const std::size_t rank : {0, 1, 2, 3, 4, 5, 7})
+    EXPECT_THAT(errors[rank], AllOf(HasSubstr("timed out after"), HasSubstr("waiting for rank 6")));
+}
+
 TEST_P(GroupSetOver, NamesTheGroupsThatDoNotConnect) {
-  std::vector<std::string> errors(kRanks);
-  std::atomic<int> ended = 0;
-  run_ranks(
-      kRanks,
-      [&](World& world) {
-        const GroupSet groups(world, model_data_plan(kRanks, 4));
-        if (world.rank() != 6) {  // who stays in the world but never comes
-          try {
-            groups.warm_up(milliseconds(400));
-          } catch (const CommError& error) {
-            errors[static_cast<std::size_t>(world.rank())] = error.what();
-          }
-          ++ended;
-        }
-        while (ended < kRanks - 1) std::this_thread::sleep_for(milliseconds(1));
-      },
-      options());
+  const auto errors = errors_without_rank_6([](World& world) {
+    const GroupSet groups(world, model_data_plan(kRanks, 4));
+    return [groups] { groups.warm_up(milliseconds(400)); };
+  });
   EXPECT_THAT(errors[2], HasSubstr("1 of 2 groups did not connect: data[2] [2,6]; "));
   EXPECT_THAT(errors[5], HasSubstr("1 of 2 groups did not connect: model[1] [4,5,6,7]; "));
+  EXPECT_EQ(errors[0], "no error");
 }
 
 TEST_P(GroupSetOver, OpensOneCommunicatorForEqualSetsAndNoneForSingletons) {
@@ -207,98 +143,164 @@ TEST_P(GroupSetOver, OpensOneCommunicatorForEqualSetsAndNoneForSingletons) {
       [](World& world) {
         const GroupSet groups(world, layout_plan(Layout({.pipe = 2, .data = 2}, 4)));
         expect(groups.num_communicators() == 2, "communicators");
+        expect(groups.own("context").size() == 1, "singleton");
+        const auto communicator = [](const Group& group) {
+          return group.state().communicator.get();
+        };
+        expect(communicator(groups.own("data")) == communicator(groups.own("data_context")),
+               "equal sets");
+        expect(communicator(groups.own("data")) != communicator(groups.own("pipe")), "other sets");
         const GroupSet all(world, plan_by_name("parameter_parallel", 4, {}));
         expect(all.num_communicators() == 0, "the world's communicator is there already");
-        expect(groups.own("context").size() == 1, "singleton");
+        expect(communicator(all.own("parameter_parallel")) == communicator(world.group()), "world");
       },
       options());
 }
 
-std::int64_t count_of(const char* folder) {
-  return std::distance(std::filesystem::directory_iterator(folder), {});
+// What this process holds.
+struct Figures {
+  std::int64_t descriptors = 0;
+  std::int64_t threads = 0;
+  std::int64_t bytes = 0;  // allocated, of all threads
+};
+
+Figures figures_now() {
+  const auto count = [](const char* folder) {
+    return static_cast<std::int64_t>(std::distance(std::filesystem::directory_iterator(folder), {}));
+  };
+  const auto memory = ::mallinfo2();
+  return {count("/proc/self/fd"), count("/proc/self/task"),
+          static_cast<std::int64_t>(memory.uordblks + memory.hblkhd)};
 }
 
-// Groups over pairs and larger sets, made and dropped in random order, without end.
-TEST_P(GroupSetOver, MakesAThousandGroupsWithoutGrowingDescriptorsOrThreads) {
-  struct Figures {
-    std::int64_t descriptors, threads;
-  };
+void expect_no_growth(const std::string& what, const Figures& first, const Figures& last) {
+  std::cout << what << ": descriptors " << first.descriptors << ", at the end " << last.descriptors
+            << "; threads " << first.threads << ", " << last.threads << "; bytes allocated "
+            << first.bytes << ", " << last.bytes << "\n";
+  EXPECT_LE(last.descriptors, first.descriptors) << what;
+  EXPECT_LE(last.threads, first.threads) << what;
+  EXPECT_LE(last.bytes, first.bytes + (1 << 20)) << what;
+}
+
+// All ranks make the sets in one random order, then each drops them in an order of its own.
+std::int64_t make_and_drop(World& world, unsigned round) {
+  std::vector<testing_support::AskedPlan> plans = testing_support::asked_plans(world.size());
+  std::mt19937 shared(round), own(static_cast<unsigned>(100 * round + world.rank()));
+  std::shuffle(plans.begin(), plans.end(), shared);
+  std::vector<GroupSet> sets;
+  std::vector<Group> groups;
+  for (const auto& each : plans) {
+    sets.emplace_back(world, plan_by_name(each.name, world.size(), each.settings));
+    groups.insert(groups.end(), sets.back().groups().begin(), sets.back().groups().end());
+  }
+  const auto made = static_cast<std::int64_t>(groups.size());
+  std::shuffle(sets.begin(), sets.end(), own);
+  std::shuffle(groups.begin(), groups.end(), own);
+  while (!sets.empty()) sets.pop_back();
+  while (!groups.empty()) groups.pop_back();
+  return made;
+}
+
+TEST_P(GroupSetOver, MakesAndClosesAThousandGroupsInRandomOrderWithoutGrowing) {
   std::vector<Figures> rounds;
   std::atomic<std::int64_t> made = 0;
   run_ranks(
       kRanks,
       [&](World& world) {
-        std::mt19937 random(static_cast<unsigned>(world.rank()));
-        for (int round = 0; round < 8; ++round) {
-          std::vector<GroupSet> sets;
-          for (const Asked& each : asked())
-            sets.emplace_back(world, plan_by_name(each.name, world.size(), each.settings));
-          for (const GroupSet& set : sets) {
-            set.warm_up(milliseconds(20'000));
-            made += static_cast<std::int64_t>(set.groups().size());
-          }
-          std::shuffle(sets.begin(), sets.end(), random);
-          while (!sets.empty()) sets.pop_back();
+        for (unsigned round = 0; round < 14; ++round) {
+          made += make_and_drop(world, round);
           barrier(world.group()).wait();
-          if (world.rank() == 0)
-            rounds.push_back({count_of("/proc/self/fd"), count_of("/proc/self/task")});
+          if (world.rank() == 0) rounds.push_back(figures_now());
           barrier(world.group()).wait();
         }
       },
       options());
-  std::cout << made << " groups of " << kRanks << " ranks; descriptors " << rounds.front().descriptors
-            << " after the first round, " << rounds.back().descriptors << " after the last; threads "
-            << rounds.front().threads << ", " << rounds.back().threads << "\n";
-  EXPECT_GE(made, 8'000);  // a thousand by each rank
-  EXPECT_LE(rounds.back().descriptors, rounds.front().descriptors);
-  EXPECT_LE(rounds.back().threads, rounds.front().threads);
+  EXPECT_GE(made, 1000 * kRanks);
+  expect_no_growth(std::to_string(made / kRanks) + " groups on each rank of one world",
+                   rounds.front(), rounds.back());
+}
+
+TEST_P(GroupSetOver, GivesEverythingBackWithItsWorld) {
+  std::vector<Figures> worlds;
+  for (unsigned round = 0; round < 5; ++round) {
+    run_ranks(
+        kRanks,
+        [&](World& world) {
+          make_and_drop(world, round);
+          const Group outlives_its_sets = world.group().duplicate("more");
+          barrier(outlives_its_sets).wait();
+        },
+        options());
+    worlds.push_back(figures_now());
+  }
+  expect_no_growth("5 worlds one after another", worlds.front(), worlds.back());
 }
 
 TEST(GroupSet, ListsWhatThereIsWhenANameIsUnknown) {
-  run_ranks(2, [](World& world) {
-    const GroupSet groups(world, model_data_plan(2, 2));
-    const auto error = [](const std::function<void()>& action) {
-      try {
-        action();
-      } catch (const ConfigError& caught) {
-        return std::string(caught.what());
-      }
-      return std::string("no error");
-    };
-    const std::string name = error([&] { groups.group("data[7]"); });
-    expect(name.find("no group 'data[7]'; its groups are data[" + std::to_string(world.rank()) +
-                     "], model[0]") != std::string::npos,
-           name);
-    const std::string family = error([&] { groups.own("pipe"); });
-    expect(family.find("no family 'pipe'; expected one of data, model") != std::string::npos, family);
-  }, {.log = nullptr});
+  run_ranks(
+      2,
+      [](World& world) {
+        const GroupSet groups(world, model_data_plan(2, 2));
+        const auto expect_says = [](const std::function<void()>& action, const std::string& text) {
+          const std::string error = testing_support::error_of(action);
+          expect(error.find(text) != std::string::npos, error);
+        };
+        const std::string rank = std::to_string(world.rank());
+        expect_says([&] { groups.group("data[7]"); }, "rank " + rank +
+                                                          " has no group 'data[7]'; its groups are "
+                                                          "data[" +
+                                                          rank + "], model[0]");
+        expect_says([&] { groups.own("pipe"); }, "no family 'pipe'; expected one of data, model");
+      },
+      quiet());
 }
 
 TEST(GroupSet, TellsARankOutsideThatItTakesNoPart) {
-  run_ranks(4, [](World& world) {
-    const GroupSet groups(world, plan_by_name("inference_model", 4, std::vector<std::string>{"sizes=2"}));
-    expect(groups.has_own("tp_size_2") == (world.rank() < 2), "has_own");
-    if (world.rank() < 2) return;
-    try {
-      groups.own("tp_size_2");
-    } catch (const ConfigError& error) {
-      expect(std::string(error.what()).find("is in no group of the family 'tp_size_2'") != std::string::npos, error.what());
-      return;
-    }
-    throw std::runtime_error("no error");
-  }, {.log = nullptr});
+  run_ranks(
+      4,
+      [](World& world) {
+        const GroupSet groups(
+            world, plan_by_name("inference_model", 4, std::vector<std::string>{"sizes=2"}));
+        expect(groups.has_own("tp_size_2") == (world.rank() < 2), "has_own");
+        if (world.rank() < 2) return;
+        const std::string error = testing_support::error_of([&] { groups.own("tp_size_2"); });
+        expect(error.find("is in no group of the family 'tp_size_2'") != std::string::npos, error);
+      },
+      quiet());
+}
+
+// The log of all ranks that make `plan`; `host_of_rank` as if they were on several hosts.
+std::vector<std::string> log_of(const GroupPlan& plan, std::vector<std::int64_t> host_of_rank) {
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  const LogSink sink = [&](LogLevel level, std::string_view line) {
+    const std::lock_guard lock(mutex);
+    lines.push_back(std::string(to_string(level)) + " " + std::string(line));
+  };
+  run_ranks(
+      plan.world_size(),
+      [&](World& world) {
+        const auto& core = world.state().core;
+        detail::Place place = core->place;
+        place.host_of_rank = host_of_rank;
+        const GroupSet groups(detail::make_world(place, core->transport, quiet(sink)), plan);
+      },
+      quiet());
+  return lines;
 }
 
 TEST(GroupSet, LogsOnceOnRankZeroWhatWasMade) {
-  std::mutex mutex;
-  std::vector<std::string> lines;
-  const LogSink sink = [&](LogLevel, std::string_view line) {
-    const std::lock_guard lock(mutex);
-    lines.emplace_back(line);
-  };
-  run_ranks(4, [](World& world) { const GroupSet groups(world, model_data_plan(4, 2)); }, {.log = sink});
-  EXPECT_THAT(lines, testing::ElementsAre(
-                         "[rank 0] groups: data 2, model 2 over 4 ranks; rank 0 is in 2 and opens 2 communicators"));
+  EXPECT_THAT(log_of(model_data_plan(4, 2), {}),
+              testing::ElementsAre("info [rank 0] groups: data 2, model 2 over 4 ranks; 2 "
+                                   "communicators of rank 0 besides the world's"));
+}
+
+TEST(GroupSet, WarnsOnRankZeroOfGroupsThatCrossHostsWithoutNeed) {
+  const auto lines = log_of(model_data_plan(4, 2), {0, 1, 0, 1});
+  ASSERT_EQ(lines.size(), 2);
+  EXPECT_THAT(lines[1], HasSubstr("warning [rank 0] warning: groups: model: 2 of 2 groups cross hosts, "
+                                  "[0,1] first"));
+  EXPECT_EQ(log_of(model_data_plan(4, 2), {0, 0, 1, 1}).size(), 1);
 }
 
 }  // namespace

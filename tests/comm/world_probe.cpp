@@ -6,14 +6,19 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <thread>
 
 #include "espalier/base/error.hpp"
+#include "espalier/comm/agreement.hpp"
 #include "espalier/comm/collectives.hpp"
+#include "espalier/comm/group_set.hpp"
 #include "espalier/comm/world.hpp"
+#include "espalier/plan/groups/model_data.hpp"
+#include "tests/comm/live_plans.hpp"
 
 namespace {
 
@@ -23,9 +28,26 @@ int end(const char* kind, const std::exception& error, int code) {
   return code;
 }
 
+// Rank 2 dies where the others make their groups, before or after they agreed.
+void die_among_groups(espalier::World& world, bool after_agreement) {
+  const espalier::GroupPlan plan = espalier::model_data_plan(world.size(), 2);
+  if (world.rank() == 2 && after_agreement)
+    espalier::agree(world.group(), "group plan", plan.describe());
+  if (world.rank() == 2) std::raise(SIGKILL);
+  const espalier::GroupSet groups(world, plan);
+  groups.warm_up(std::chrono::seconds(20));
+  espalier::barrier(world.group()).wait();  // who shares no group with rank 2 learns of it here
+}
+
 void run(const std::string& what, std::chrono::milliseconds timeout) {
   espalier::WorldOptions options;
   options.timeout = timeout;
+  if (what == "plans" || what.starts_with("die_")) {
+    options.log = nullptr;
+    espalier::World world = espalier::World::from_environment(options);
+    if (what == "plans") return espalier::testing_support::use_every_plan(world);
+    return die_among_groups(world, what == "die_after_agreement");
+  }
   const int worlds = what == "worlds" ? 20 : 1;
   for (int i = 0; i < worlds; ++i) {
     const espalier::World world = espalier::World::from_environment(options);

@@ -5,8 +5,12 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <random>
+
 #include "espalier/plan/groups/expert_data.hpp"
 #include "espalier/plan/groups/expert_data_model.hpp"
+#include "espalier/plan/groups/host_crossings.hpp"
 #include "espalier/plan/groups/inference.hpp"
 #include "espalier/plan/groups/megatron.hpp"
 #include "espalier/plan/groups/model_data.hpp"
@@ -181,6 +185,76 @@ TEST(TiedPlan, RefusesCutsThatDoNotCoverTheLayers) {
   EXPECT_EQ(plan.owner("wte", 1), 0);
   EXPECT_TRUE(plan.is_replica("wte", 1));
   EXPECT_FALSE(plan.is_replica("wte", 0));
+}
+
+// On random topologies of up to 6 axes: each rank of a stage that holds a key is in one group of it,
+// whose members have its coordinates but for the stage, which runs over all that hold the key.
+TEST(TiedPlan, HoldsOneRankOfEachStageForAllCoordinatesOfRandomTopologies) {
+  std::mt19937 random(3);
+  for (int round = 0; round < 40; ++round) {
+    std::vector<std::string> axes;
+    std::vector<std::int64_t> sizes;
+    const std::size_t num_axes = 1 + random() % 6, pipe = random() % num_axes;
+    for (std::size_t i = 0; i < num_axes; ++i) {
+      axes.push_back(i == pipe ? "pipe" : std::string(1, static_cast<char>('a' + i)));
+      sizes.push_back(i == pipe ? 2 + random() % 3 : 1 + random() % 3);
+    }
+    const ProcessTopology topology(axes, sizes);
+    const std::int64_t stages = sizes[pipe];
+    std::vector<std::string> layers;
+    Ranks cuts;
+    for (std::int64_t layer = 0; layer < 2 * stages; ++layer) {  // two layers a stage
+      layers.push_back(std::vector<std::string>{"", "wte", "pos"}[random() % 3]);
+      if (layer % 2 == 0) cuts.push_back(layer);
+    }
+    cuts.push_back(2 * stages);
+    const TiedPlan plan = tied_plan(topology, layers, cuts);
+    for (const TiedKey& key : plan.keys()) {
+      Ranks holding;
+      for (std::int64_t stage = 0; stage < stages; ++stage) {
+        if (layers[2 * stage] == key.key || layers[2 * stage + 1] == key.key)
+          holding.push_back(stage);
+      }
+      ASSERT_EQ(key.stages, holding);
+      for (std::int64_t rank = 0; rank < topology.world_size(); ++rank) {
+        Ranks coordinates = topology.coordinates(rank), expected;
+        const bool holds = std::count(holding.begin(), holding.end(), coordinates[pipe]) == 1;
+        for (const std::int64_t stage : holding) {
+          coordinates[pipe] = stage;
+          expected.push_back(topology.grid().rank(coordinates));
+        }
+        const auto own = plan.groups().own_ranks(key.key, rank);
+        ASSERT_EQ(own.has_value(), holds) << topology.grid().to_string() << " rank " << rank;
+        if (!holds) continue;
+        ASSERT_EQ(own->to_vector(), expected) << topology.grid().to_string() << " rank " << rank;
+        ASSERT_EQ(plan.owner(key.key, rank), expected.front());
+      }
+    }
+  }
+}
+
+TEST(HostCrossings, NameTheFamiliesThatCouldStayInside) {
+  const auto on_hosts_of = [](std::int64_t world, std::int64_t size) {
+    Ranks hosts;
+    for (std::int64_t rank = 0; rank < world; ++rank) hosts.push_back(rank / size);
+    return hosts;
+  };
+  const GroupPlan plan = model_data_plan(12, 4);  // data groups span 9 ranks
+  EXPECT_THAT(host_crossings(plan, on_hosts_of(12, 4)), testing::IsEmpty());
+  EXPECT_THAT(host_crossings(plan, on_hosts_of(12, 2)), testing::IsEmpty()) << "cannot be helped";
+  EXPECT_THAT(host_crossings(plan, on_hosts_of(12, 6)),
+              testing::ElementsAre("model: 1 of 3 groups crosses hosts, [4,5,6,7] first, though the 4 "
+                                   "ranks from 4 to 7 would fit on one host of 6; let sizes divide the ranks of a host, and give neighbouring "
+                                   "ranks the same host"));
+  EXPECT_THAT(host_crossings(model_data_plan(4, 2), Ranks{0, 1, 0, 1}),
+              testing::ElementsAre(testing::HasSubstr("model: 2 of 2 groups cross hosts")));
+  EXPECT_THAT(host_crossings(model_data_plan(4, 2).on(RankSet::of(Ranks{0, 2, 3, 5})),
+                             Ranks{0, 0, 1, 1, 0, 0}),
+              testing::ElementsAre(
+                  testing::HasSubstr("data: 2 of 2 groups cross hosts, [0,3] first"),
+                  testing::HasSubstr("model: 2 of 2 groups cross hosts, [0,2] first")));
+  EXPECT_CONFIG_ERROR(host_crossings(plan, on_hosts_of(8, 4)),
+                      "hosts are known of 8 ranks, but the plan has ranks up to 11");
 }
 
 TEST(ExpertDataModelPlan, CutsExpertsOverOtherTensorLanesThanTheLayout) {

@@ -77,11 +77,13 @@ milliseconds left_until(Clock::time_point deadline) {
 
 class CollectiveOperation final : public Operation {
  public:
-  CollectiveOperation(std::shared_ptr<GlooSession> session, GlooWork work, Naming name,
+  // `late` says who did not come.
+  CollectiveOperation(std::shared_ptr<GlooSession> session, GlooWork work, Naming name, Naming late,
                       std::function<void()> finish)
       : session_(std::move(session)),
         work_(std::move(work)),
         name_(std::move(name)),
+        late_(std::move(late)),
         finish_(std::move(finish)) {}
 
   bool done() override {
@@ -112,8 +114,7 @@ class CollectiveOperation final : public Operation {
     } catch (const std::exception& error) {
       if (!work_->isCompleted())
         throw CommError(session_->fail(
-            fmt::format("{} timed out after {} ms; gloo does not know which member is late",
-                        name_(), limit.count())));
+            fmt::format("{} timed out after {} ms; {}", name_(), limit.count(), late_())));
       throw CommError(session_->explain(name_(), first_line(error.what())));
     }
     work_ = nullptr;
@@ -126,6 +127,7 @@ class CollectiveOperation final : public Operation {
   std::shared_ptr<GlooSession> session_;
   GlooWork work_;  // null once done
   Naming name_;
+  Naming late_;
   std::function<void()> finish_;
 };
 
@@ -283,9 +285,10 @@ at::Tensor reducible(const at::Tensor& tensor) {
 
 class GlooCommunicator final : public Communicator {
  public:
-  GlooCommunicator(std::shared_ptr<GlooSession> session, std::shared_ptr<Link> link,
-                   const RankSet& members, std::string name)
+  GlooCommunicator(std::shared_ptr<GlooSession> session, std::shared_ptr<C10dStore> store,
+                   std::shared_ptr<Link> link, const RankSet& members, std::string name)
       : session_(std::move(session)),
+        store_(std::move(store)),
         link_(std::move(link)),
         members_(members),
         name_(std::move(name)) {
@@ -423,6 +426,13 @@ class GlooCommunicator final : public Communicator {
         0, [&] { return group().allreduce(list); }, nullptr);
   }
 
+  void announce() override {
+    const std::lock_guard lock(mutex_);
+    session_->check();
+    store_->set(place_key(*members_.index_of(session_->rank())), std::to_string(sequence_));
+    announced_ = sequence_;
+  }
+
  private:
   using Described = std::function<std::string(std::int64_t sequence)>;
 
@@ -445,6 +455,26 @@ class GlooCommunicator final : public Communicator {
       return fmt::format("{}({}, {} x {}) #{}{}", what, detail::to_string(op), dtype, count,
                          sequence, suffix);
     };
+  }
+
+  // Where a member's latest announcement stands.
+  static std::string place_key(std::int64_t member) { return fmt::format("at/{}", member); }
+
+  // Who has not announced the operation.
+  static std::string late(C10dStore& store, const RankSet& members, std::int64_t sequence) {
+    std::vector<std::int64_t> missing;
+    try {
+      for (std::int64_t index = 0; index < members.size(); ++index) {
+        const std::string key = place_key(index);
+        if (!store.has(key) || std::stol(store.get(key, milliseconds(1000))) < sequence)
+          missing.push_back(members.member(index));
+      }
+    } catch (const CommError&) {
+      return "the store that knows who is late has gone";
+    }
+    if (missing.empty()) return "all members came, but not all finished";
+    return fmt::format("waiting for rank{} {}", missing.size() == 1 ? "" : "s",
+                       fmt::join(missing, ", "));
   }
 
   static void check_tag(std::string_view where, std::int64_t tag) {
@@ -472,18 +502,26 @@ class GlooCommunicator final : public Communicator {
     const std::int64_t sequence = next_sequence();
     GlooWork work = start(name(sequence), body);
     session_->bytes_sent += static_cast<std::int64_t>(bytes);
+    Naming late_text = [] { return "gloo does not know which member is late"; };
+    if (announced_ == sequence) {
+      late_text = [store = store_, members = members_, sequence] {
+        return late(*store, members, sequence);
+      };
+    }
     return std::make_shared<CollectiveOperation>(
         session_, std::move(work), [name = std::move(name), sequence] { return name(sequence); },
-        std::move(finish));
+        std::move(late_text), std::move(finish));
   }
 
   const std::shared_ptr<GlooSession> session_;
+  const std::shared_ptr<C10dStore> store_;  // of this group
   const std::shared_ptr<Link> link_;
   const RankSet members_;
   const std::string name_;
   Capabilities capabilities_;
   std::mutex mutex_;
   std::int64_t sequence_ = 0;
+  std::int64_t announced_ = -1;  // the latest such operation
 };
 
 class GlooTransport final : public Transport {
@@ -516,7 +554,7 @@ class GlooTransport final : public Transport {
     }
     link->group->setTimeout(kGlooForever);
     session_->add(link);
-    return std::make_shared<GlooCommunicator>(session_, std::move(link), members,
+    return std::make_shared<GlooCommunicator>(session_, store, std::move(link), members,
                                               std::string(name));
   }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The 1-bit all-reduce: compressing (error added, norm, signs packed, new error) against the same arithmetic as chains of
 // LibTorch operations, one thread, rounds alternating; then the whole compressed mean of 2 ranks against an fp32 all-reduce
-// over gloo. Ranks are threads. Medians of wall time, and of the ratio of each round.
+// over each backend. Ranks are threads. Medians of wall time, and of the ratio of each round. As a rank of a launcher's
+// world: the mean over that world alone.
 //   compress [MiB] [rounds]
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -75,7 +76,6 @@ Compressed fused(const at::Tensor& values, at::Tensor& error, at::Tensor& bits) 
 }
 
 void compression(std::int64_t count, int rounds) {
-  at::set_num_threads(1);
   const at::Tensor values = at::randn({count}), start = at::randn({count});
   at::Tensor error = start.clone(), bits = at::empty({count / 8}, at::kByte);
   fused(values, error, bits);
@@ -99,31 +99,29 @@ void compression(std::int64_t count, int rounds) {
              median(defined), median(ratio_defined), median(shortest), median(ratio_shortest));
 }
 
-void all_reduce(std::int64_t count, int rounds, esp::Backend backend) {
+// Rank 0 prints.
+void means(const esp::World& world, std::int64_t count, int rounds) {
   std::vector<double> compressed_ms, plain_ms, ratios;
-  std::int64_t sent = 0;
-  esp::run_ranks(2, [&](esp::World& world) {
-    esp::CompressedAllReduce compressed(world.group(), count, at::kFloat);
-    at::Tensor tensor = at::ones({count}), other = at::ones({count});
-    for (int round = -1; round < rounds; ++round) {
+  esp::CompressedAllReduce compressed(world.group(), count, at::kFloat);
+  at::Tensor tensor = at::ones({count}), other = at::ones({count});
+  for (int round = -1; round < rounds; ++round) {
+    esp::barrier(world.group()).wait();
+    const double a = ms_of([&] {
+      compressed.mean_(tensor);
       esp::barrier(world.group()).wait();
-      const double a = ms_of([&] {
-        compressed.mean_(tensor);
-        esp::barrier(world.group()).wait();
-      });
-      const double b = ms_of([&] {
-        esp::all_reduce_(other, world.group(), esp::ReduceOp::mean).wait();
-        esp::barrier(world.group()).wait();
-      });
-      if (round < 0 || world.rank() != 0) continue;
-      compressed_ms.push_back(a);
-      plain_ms.push_back(b);
-      ratios.push_back(b / a);
-    }
-    if (world.rank() == 0) sent = compressed.bytes_sent() / (rounds + 1);
-  }, {.backend = backend});
-  fmt::print("{:<5} compressed {:9.2f} ms, {} bytes a rank; fp32 all-reduce {:9.2f} ms, ratio {:.2f}\n", esp::to_string(backend), median(compressed_ms),
-             sent, median(plain_ms), median(ratios));
+    });
+    const double b = ms_of([&] {
+      esp::all_reduce_(other, world.group(), esp::ReduceOp::mean).wait();
+      esp::barrier(world.group()).wait();
+    });
+    if (round < 0) continue;
+    compressed_ms.push_back(a);
+    plain_ms.push_back(b);
+    ratios.push_back(b / a);
+  }
+  if (world.rank() != 0) return;
+  fmt::print("{:<5} compressed {:9.2f} ms, {} bytes a rank; fp32 all-reduce {:9.2f} ms, ratio {:.2f}\n", esp::to_string(world.backend()),
+             median(compressed_ms), compressed.bytes_sent() / (rounds + 1), median(plain_ms), median(ratios));
 }
 
 }  // namespace
@@ -132,9 +130,17 @@ int main(int argc, char** argv) {
   const std::int64_t mib = argc > 1 ? std::atoll(argv[1]) : 64;
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 11;
   const std::int64_t count = (mib << 20) / 4;
-  fmt::print("{} MiB of float32, {} rounds, medians\n\ncompression\n", mib, rounds);
+  at::set_num_threads(1);
+  const auto world = esp::World::from_environment();
+  if (world.rank() == 0) fmt::print("{} MiB of float32, {} rounds, medians\n", mib, rounds);
+  if (world.size() > 1) {
+    means(world, count, rounds);
+    return 0;
+  }
+  fmt::print("\ncompression\n");
   compression(count, rounds);
   fmt::print("\nmean over 2 ranks\n");
-  all_reduce(count, rounds, esp::Backend::gloo);
-  all_reduce(count, rounds, esp::Backend::host);
+  for (const esp::Backend backend : {esp::Backend::gloo, esp::Backend::host}) {
+    esp::run_ranks(2, [&](esp::World& threads) { means(threads, count, rounds); }, {.backend = backend});
+  }
 }

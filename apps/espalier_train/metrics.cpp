@@ -18,12 +18,14 @@
 namespace espalier::command {
 namespace {
 
-constexpr std::string_view kHeader = "step,loss,grad_norm,lr,tokens_per_s\n";
+constexpr std::string_view kHeader =
+    "step,loss,grad_norm,lr,tokens_per_s,averaging_bytes,averaging_fp32_bytes,averaging_share\n";
 
 // fmt writes the shortest text that reads back as the same double.
 std::string format(const MetricsRow& row) {
-  return fmt::format("{},{},{},{},{}\n", row.step, row.loss, row.grad_norm, row.lr,
-                     row.tokens_per_s);
+  return fmt::format("{},{},{},{},{},{},{},{}\n", row.step, row.loss, row.grad_norm, row.lr,
+                     row.tokens_per_s, row.averaging_bytes, row.averaging_fp32_bytes,
+                     row.averaging_share);
 }
 
 // Reads one number and the character after it.
@@ -38,7 +40,9 @@ bool take(std::string_view& text, Number& value, char after) {
 // `line` ends with a newline.
 bool parse(std::string_view line, MetricsRow& row) {
   return take(line, row.step, ',') && take(line, row.loss, ',') && take(line, row.grad_norm, ',') &&
-         take(line, row.lr, ',') && take(line, row.tokens_per_s, '\n') && line.empty();
+         take(line, row.lr, ',') && take(line, row.tokens_per_s, ',') &&
+         take(line, row.averaging_bytes, ',') && take(line, row.averaging_fp32_bytes, ',') &&
+         take(line, row.averaging_share, '\n') && line.empty();
 }
 
 }  // namespace
@@ -85,8 +89,8 @@ std::vector<MetricsRow> read_metrics(const std::string& path) {
     const std::string_view line = text.substr(0, end + 1);
     ESPALIER_CHECK_CONFIG(
         parse(line, row),
-        "{}: line {} is '{}'; expected five numbers: step,loss,grad_norm,lr,tokens_per_s", path,
-        rows.size() + 2, line.substr(0, end));
+        "{}: line {} is '{}'; expected eight numbers: {}", path, rows.size() + 2,
+        line.substr(0, end), kHeader.substr(0, kHeader.size() - 1));
     rows.push_back(row);
   }
   return rows;

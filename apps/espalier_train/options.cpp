@@ -6,6 +6,7 @@
 
 #include "espalier/base/check.hpp"
 #include "espalier/plan/schedule/schedules.hpp"
+#include "espalier/train/optimizers/onebit_adam.hpp"
 
 namespace espalier::command {
 namespace {
@@ -107,6 +108,8 @@ void TrainOptions::add_to(CLI::App& app) {
   option("--lr", lr, "Peak learning rate");
   option("--warmup", warmup, "Steps until the peak; a cosine follows");
   option("--clip", clip, "Largest global gradient norm; 0: do not clip");
+  option("--optimizer", optimizer, "adamw or onebit-adam, which sends one bit a parameter over data");
+  option("--freeze-step", freeze_step, "onebit-adam: updates until its variance is frozen and its momentum compressed");
   app.add_option("--out", out, "Folder for metrics.csv, config.json, checkpoints and report.html");
   option("--save-every", save_every, "Steps between checkpoints");
   app.add_flag("--resume", resume, "Go on from the checkpoint in --out");
@@ -120,6 +123,8 @@ std::optional<std::int64_t> TrainOptions::check() const {
   ESPALIER_CHECK_CONFIG(sample >= 0, "--sample is {}; expected 0 or more", sample);
   ESPALIER_CHECK_CONFIG(std::isfinite(lr) && lr >= 0.0, "--lr is {}; expected a finite number >= 0", lr);
   ESPALIER_CHECK_CONFIG(std::isfinite(clip) && clip >= 0.0, "--clip is {}; expected a finite number >= 0", clip);
+  ESPALIER_CHECK_CONFIG(optimizer == "adamw" || optimizer == "onebit-adam", "--optimizer is '{}'; expected adamw or onebit-adam", optimizer);
+  check_positive("--freeze-step", freeze_step);
   ESPALIER_CHECK_CONFIG(!resume || !out.empty(), "--resume needs --out, the folder of the run to go on with");
   const auto ranks = model.check();
   const std::int64_t data = model.layout_spec().data;
@@ -131,6 +136,12 @@ std::optional<std::int64_t> TrainOptions::check() const {
                           (batch / (data * model.micro_batches) + 1) * data * model.micro_batches);
   }
   return ranks;
+}
+
+OptimizerFactory TrainOptions::optimizer_factory() const {
+  constexpr double kBeta2 = 0.95, kWeightDecay = 0.1;
+  if (optimizer == "adamw") return adamw({.beta2 = kBeta2, .weight_decay = kWeightDecay});
+  return onebit_adam({.beta2 = kBeta2, .weight_decay = kWeightDecay, .freeze_step = freeze_step, .momentum_mask = gpt_momentum_mask});
 }
 
 }  // namespace espalier::command

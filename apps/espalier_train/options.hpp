@@ -11,6 +11,7 @@
 #include "espalier/models/gpt/gpt.hpp"
 #include "espalier/parallel/pipeline/partition_method.hpp"
 #include "espalier/plan/layout/layout.hpp"
+#include "espalier/train/optimizers/optimizer.hpp"
 
 namespace espalier::command {
 
@@ -49,6 +50,8 @@ struct TrainOptions {
   double lr = 3e-3;
   std::int64_t warmup = 20;
   double clip = 1.0;
+  std::string optimizer = "adamw";
+  std::int64_t freeze_step = 100;  // of onebit-adam
   std::string out;  // empty: nothing is written
   std::int64_t save_every = 50;
   bool resume = false;
@@ -56,6 +59,8 @@ struct TrainOptions {
 
   void add_to(CLI::App& app);
   std::optional<std::int64_t> check() const;
+
+  OptimizerFactory optimizer_factory() const;
 };
 
 }  // namespace espalier::command

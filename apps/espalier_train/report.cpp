@@ -156,6 +156,58 @@ std::string curves(const Report& report) {
   return html + "</div>\n";
 }
 
+// Rows of equal steps: those before a freeze, those after it, skipped ones.
+struct AveragingRow {
+  std::int64_t first_step = 0;
+  std::int64_t steps = 0;
+  std::int64_t bytes = 0;  // of all its steps, as the next
+  std::int64_t fp32_bytes = 0;
+  std::vector<double> shares = {};
+};
+
+std::string averaging_row(std::string_view name, const AveragingRow& row) {
+  return fmt::format(
+      "<tr><th scope=\"row\">{}</th><td class=\"number\">{}</td><td class=\"number\">{}</td><td "
+      "class=\"number\">{}</td><td class=\"number\">{}</td><td class=\"number\">{:.1f} %</td></tr>\n",
+      name, grouped(row.steps), grouped(row.bytes), grouped(row.fp32_bytes),
+      row.bytes == 0 ? "none"
+                     : fmt::format("{:.1f}", static_cast<double>(row.fp32_bytes) /
+                                                 static_cast<double>(row.bytes)),
+      100.0 * median(row.shares));
+}
+
+// What averaging over data cost; nothing where there is one data rank.
+std::string averaging(const Report& report) {
+  std::vector<AveragingRow> rows;
+  AveragingRow all;
+  for (const MetricsRow& step : report.metrics) {
+    const auto same = [&](const AveragingRow& row) {
+      return row.bytes == row.steps * step.averaging_bytes &&
+             row.fp32_bytes == row.steps * step.averaging_fp32_bytes;
+    };
+    auto row = std::ranges::find_if(rows, same);
+    if (row == rows.end()) row = rows.insert(row, AveragingRow{.first_step = step.step});
+    for (AveragingRow* one : {&*row, &all}) {
+      ++one->steps;
+      one->bytes += step.averaging_bytes;
+      one->fp32_bytes += step.averaging_fp32_bytes;
+      one->shares.push_back(step.averaging_share);
+    }
+  }
+  if (all.fp32_bytes == 0) return "";
+  std::string html =
+      "<section><h2>Averaging over data</h2>\n<div class=\"wide\"><table><caption>What rank 0 sent "
+      "for gradients or momentum, in bytes, against a ring all-reduce in fp32</caption><thead><tr><th "
+      "scope=\"col\">Steps</th><th scope=\"col\" class=\"number\">Number</th><th scope=\"col\" "
+      "class=\"number\">Sent</th><th scope=\"col\" class=\"number\">In fp32</th><th scope=\"col\" "
+      "class=\"number\">Ratio</th><th scope=\"col\" class=\"number\">Share of time, "
+      "median</th></tr></thead><tbody>\n";
+  for (const AveragingRow& row : rows)
+    html += averaging_row(fmt::format("such as step {}", row.first_step), row);
+  if (rows.size() > 1) html += averaging_row("all", all);
+  return html + "</tbody></table></div></section>\n";
+}
+
 // Stages down, data ranks across; several ranks share a place when other axes are larger than 1.
 std::string rank_map(const Report& report) {
   std::map<std::int64_t, std::map<std::int64_t, std::string>> ranks;
@@ -248,7 +300,7 @@ std::string render_report(const Report& report) {
                              ? report.made_with
                              : fmt::format("Trained over {} with {}", layout_text(report),
                                            report.made_with))) +
-         tiles(report) + curves(report) + layout(report) + schedule(report) + sample(report) +
+         tiles(report) + curves(report) + averaging(report) + layout(report) + schedule(report) + sample(report) +
          settings(report) +
          "<footer>Every row of the curves is in metrics.csv beside this "
          "file.</footer>\n</main></body></html>\n";

@@ -53,6 +53,7 @@ nlohmann::json describe(const TrainOptions& options, const Mesh& mesh) {
   return {{"layout", mesh.layout().to_string()}, {"text", options.text}, {"layers", model.layers}, {"hidden", model.hidden},
           {"heads", model.heads}, {"context", model.context}, {"batch", options.batch}, {"micro_batches", model.micro_batches},
           {"steps", options.steps}, {"lr", options.lr}, {"warmup", options.warmup}, {"clip", options.clip},
+          {"optimizer", options.optimizer}, {"freeze_step", options.freeze_step},
           {"schedule", model.schedule}, {"partition", model.partition}, {"precision", model.precision},
           {"recompute", model.recompute_every}, {"backend", std::string(to_string(mesh.world().backend()))},
           {"seed", model.seed}, {"threads", model.threads}};
@@ -126,7 +127,7 @@ void train(const TrainOptions& options) {
                          .seed = derive_seed(model.seed, "data")});
   const PipelineModule module(mesh, gpt_layers(model.gpt()),
                               {.partition = model.partition_method(), .seed = model.seed, .recompute_every = model.recompute_every});
-  Engine engine(mesh, module, adamw({.beta2 = 0.95, .weight_decay = 0.1}),
+  Engine engine(mesh, module, options.optimizer_factory(),
                 {.micro_batches = model.micro_batches,
                  .schedule = schedule_by_name(model.schedule),
                  .loss = next_token_loss,
@@ -154,8 +155,16 @@ void train(const TrainOptions& options) {
       const ByteText::Batch batch = text.batch(sampler.micro_batch(step, data_rank, micro_batch));
       return {{batch.input}, {batch.target}};
     });
-    const double tokens_per_s = static_cast<double>(options.batch * model.context) / seconds_since(step_begin);
-    output->append({step, result.loss, result.grad_norm, result.lr, tokens_per_s});
+    const double seconds = seconds_since(step_begin);
+    const double tokens_per_s = static_cast<double>(options.batch * model.context) / seconds;
+    output->append({.step = step,
+                    .loss = result.loss,
+                    .grad_norm = result.grad_norm,
+                    .lr = result.lr,
+                    .tokens_per_s = tokens_per_s,
+                    .averaging_bytes = result.averaging.bytes_sent,
+                    .averaging_fp32_bytes = result.averaging_fp32_bytes,
+                    .averaging_share = result.averaging.seconds / seconds});
     progress.show({step, result.loss, tokens_per_s});
     const bool last = engine.step() == options.steps;
     if (!options.out.empty() && (last || engine.step() % options.save_every == 0)) engine.save(checkpoints);

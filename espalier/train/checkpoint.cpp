@@ -84,7 +84,8 @@ void write_checkpoint(const std::string& folder, const CheckpointManifest& manif
                               {"version", kFormatVersion},
                               {"step", manifest.step},
                               {"optimizer_steps", manifest.optimizer_steps},
-                              {"num_parameters", manifest.num_parameters}};
+                              {"num_parameters", manifest.num_parameters},
+                              {"replicas", manifest.replicas}};
     write_file_atomically((temporary / "manifest.json").string(), json.dump(2) + "\n");
     fs::remove_all(root / name);  // the same step saved again
     fs::rename(temporary, root / name);
@@ -108,10 +109,10 @@ std::optional<CheckpointManifest> read_manifest(const std::string& folder, const
     ESPALIER_CHECK_CONFIG(json.value("version", 0) == kFormatVersion, "checkpoint: {} has format version {}; this program reads {}",
                           path.string(), json.value("version", 0), kFormatVersion);
     manifest = {json.value("step", std::int64_t{-1}), json.value("optimizer_steps", std::int64_t{-1}),
-                json.value("num_parameters", std::int64_t{-1})};
-    ESPALIER_CHECK_CONFIG(latest == step_name(manifest.step) && manifest.optimizer_steps >= 0,
-                          "checkpoint: {} is damaged: it says step {} of {} optimizer steps", path.string(), manifest.step,
-                          manifest.optimizer_steps);
+                json.value("num_parameters", std::int64_t{-1}), json.value("replicas", std::int64_t{0})};
+    ESPALIER_CHECK_CONFIG(latest == step_name(manifest.step) && manifest.optimizer_steps >= 0 && manifest.replicas >= 0,
+                          "checkpoint: {} is damaged: it says step {} of {} optimizer steps and {} replicas", path.string(), manifest.step,
+                          manifest.optimizer_steps, manifest.replicas);
   });
   agree(world, "checkpoint in " + folder, std::vector<std::string>{"latest=" + latest});
   if (latest.empty()) return std::nullopt;

@@ -19,6 +19,7 @@ struct CheckpointManifest {
   std::int64_t step = 0;
   std::int64_t optimizer_steps = 0;
   std::int64_t num_parameters = 0;  // elements
+  std::int64_t replicas = 0;        // that saved optimizer state of their own; 0: there was none
 };
 
 // One tensor that this rank holds: in which file, under which name, and whether it is the copy that counts.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A step: zero gradients -> the schedule's instructions -> tied gradients summed over their stages -> all gradients averaged
-// over data -> global norm, clip, agreement on whether they are finite -> optimizer -> mean loss on every rank.
+// over data, unless the optimizer does that its own way -> global norm, clip, agreement on whether they are finite ->
+// optimizer -> mean loss on every rank.
 // The scale is in one place each: 1/micro_batches where the loss's backward starts, 1/data in the average.
 #include "espalier/train/engine.hpp"
 
@@ -8,7 +9,9 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "espalier/base/check.hpp"
@@ -23,16 +26,28 @@
 namespace espalier {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 double all_reduce_scalar(double value, const Group& group) {
   at::Tensor tensor = at::full({1}, value, at::kDouble);
   all_reduce_(tensor, group).wait();
   return tensor.item<double>();
 }
 
-std::vector<at::Tensor> values_of(FlatBuffers& flat) {
-  std::vector<at::Tensor> values;
-  for (FlatBuffer& buffer : flat.buffers) values.push_back(buffer.values());
-  return values;
+std::vector<FlatParameters> flat_parameters(FlatBuffers& flat, std::span<const Parameter> parameters) {
+  std::vector<FlatParameters> all;
+  for (std::size_t i = 0; i < flat.buffers.size(); ++i) {
+    all.push_back({.values = flat.buffers[i].values(), .parameters = {}});
+    for (const std::size_t index : flat.indices[i]) all.back().parameters.push_back(parameters[index]);
+  }
+  return all;
+}
+
+// "layers.3.up.weight" is in layers.3.safetensors, "wte.weight" of a tied key in wte.safetensors; what replica 1 has of its
+// own in layers.3.replica-1.safetensors.
+std::string file_of(const std::string& name, std::optional<std::int64_t> replica) {
+  const std::size_t from = name.starts_with("layers.") ? std::string_view("layers.").size() : 0;
+  return name.substr(0, name.find('.', from)) + (replica ? fmt::format(".replica-{}", *replica) : "") + ".safetensors";
 }
 
 // ConfigError unless the schedule is sound and ends in an update.
@@ -64,7 +79,14 @@ struct Engine::State {
   void reduce_grads();
   double global_norm();
   void optimizer_step();
-  std::vector<detail::CheckpointTensor> checkpoint_tensors();
+
+  // What the optimizer keeps for each flat buffer.
+  using OptimizerStates = std::vector<std::vector<OptimizerState>>;
+  OptimizerStates optimizer_states();
+  void add_states(const OptimizerStates& states, std::optional<std::int64_t> replica, std::vector<detail::CheckpointTensor>& tensors) const;
+  std::vector<detail::CheckpointTensor> shared_tensors(const OptimizerStates& states) const;
+  std::vector<detail::CheckpointTensor> replica_tensors(const OptimizerStates& states, std::int64_t replica) const;
+  void read_replica_states(const std::string& folder, const detail::CheckpointManifest& manifest, const OptimizerStates& states) const;
 };
 
 std::array<MeshCoordinate, 4> Engine::State::rank() const {
@@ -94,17 +116,31 @@ void Engine::State::reduce_tied_grads() {
 }
 
 void Engine::State::reduce_grads() {
+  last.averaging = {};
+  last.averaging_fp32_bytes = 0;
+  const Group& replicas = mesh.group("data_context");
+  const auto begin = Clock::now();
   for (FlatBuffer& buffer : flat.buffers) {
-    average_in_buckets(buffer.gradients(), mesh.group("data_context"), options.bucket_bytes);
+    const std::int64_t elems = buffer.gradients().numel();
+    last.averaging_fp32_bytes += ring_all_reduce_bytes(elems * static_cast<std::int64_t>(sizeof(float)), replicas.size());
+    if (optimizer->averages()) continue;
+    average_in_buckets(buffer.gradients(), replicas, options.bucket_bytes);
+    last.averaging.bytes_sent += ring_all_reduce_bytes(elems * buffer.gradients().element_size(), replicas.size());
   }
+  last.averaging.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
+// Gradients that were not averaged are others on every data rank, as those of a sharded parameter are.
 double Engine::State::global_norm() {
+  const std::int64_t replicas = optimizer->averages() ? mesh.group("data_context").size() : 1;
   double power = 0.0;
   for (const Parameter& parameter : module.parameters()) {
-    if (parameter.tensor().requires_grad()) power += norm_power(parameter.tensor().grad(), parameter.placement, rank(), 2.0);
+    if (!parameter.tensor().requires_grad()) continue;
+    Placement placement = parameter.placement;
+    if (optimizer->averages()) placement.sharded_axes.insert(placement.sharded_axes.end(), {"data", "context"});
+    power += norm_power(parameter.tensor().grad(), placement, rank(), 2.0);
   }
-  return norm_from_power(all_reduce_scalar(power, mesh.world().group()), 2.0);
+  return norm_from_power(all_reduce_scalar(power, mesh.world().group()) / static_cast<double>(replicas), 2.0);
 }
 
 void Engine::State::optimizer_step() {
@@ -117,32 +153,74 @@ void Engine::State::optimizer_step() {
   for (FlatBuffer& buffer : flat.buffers) {
     if (scale != 1.0) buffer.gradients().mul_(scale);
   }
-  if (!flat.buffers.empty()) optimizer->step(last.lr);
+  const bool averages = optimizer->averages();
+  const AveragingCost cost = optimizer->step(last.lr);
+  if (averages) last.averaging = cost;
 }
 
-// Everything this stage would save: parameters, buffers, and what the optimizer keeps for each parameter.
-std::vector<detail::CheckpointTensor> Engine::State::checkpoint_tensors() {
-  // "layers.3.up.weight" is in layers.3.safetensors, "wte.weight" of a tied key in wte.safetensors.
-  const auto file_of = [](const std::string& name) {
-    const std::size_t from = name.starts_with("layers.") ? std::string_view("layers.").size() : 0;
-    return name.substr(0, name.find('.', from)) + ".safetensors";
-  };
-  std::vector<detail::CheckpointTensor> tensors;
-  const auto add = [&](const Parameter& of, const std::string& name, const at::Tensor& tensor) {
-    tensors.push_back({file_of(of.name), name, tensor, is_counted(of.placement, rank())});
-  };
-  for (const Parameter& parameter : module.parameters()) add(parameter, parameter.name, parameter.tensor());
-  for (const Parameter& buffer : module.buffers()) add(buffer, buffer.name, buffer.tensor());
-  for (std::size_t i = 0; i < flat.buffers.size(); ++i) {
-    for (const std::string& state : optimizer->names()) {
-      const at::Tensor whole = optimizer->state(i, state);
+Engine::State::OptimizerStates Engine::State::optimizer_states() {
+  OptimizerStates states;
+  for (std::size_t i = 0; i < flat.buffers.size(); ++i) states.push_back(optimizer->state(i));
+  return states;
+}
+
+// Of the states that are alike on all replicas, or of those that `replica` has of its own.
+void Engine::State::add_states(const OptimizerStates& states, std::optional<std::int64_t> replica,
+                               std::vector<detail::CheckpointTensor>& tensors) const {
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    for (const OptimizerState& state : states[i]) {
+      if (state.of_each_replica != replica.has_value()) continue;
       for (std::size_t j = 0; j < flat.indices[i].size(); ++j) {
         const Parameter& parameter = module.parameters()[flat.indices[i][j]];
-        add(parameter, parameter.name + ":" + state, flat.buffers[i].view(whole, static_cast<std::int64_t>(j)));
+        Placement placement = parameter.placement;
+        if (replica) placement.sharded_axes.insert(placement.sharded_axes.end(), {"data", "context"});
+        tensors.push_back({file_of(parameter.name, replica), parameter.name + ":" + state.name,
+                           flat.buffers[i].view(state.tensor, static_cast<std::int64_t>(j)), is_counted(placement, rank())});
       }
     }
   }
+}
+
+// Everything this stage would save and has alike on all data ranks: parameters, buffers, and what the optimizer keeps.
+std::vector<detail::CheckpointTensor> Engine::State::shared_tensors(const OptimizerStates& states) const {
+  std::vector<detail::CheckpointTensor> tensors;
+  for (const auto& all : {module.parameters(), module.buffers()}) {
+    for (const Parameter& one : all) tensors.push_back({file_of(one.name, {}), one.name, one.tensor(), is_counted(one.placement, rank())});
+  }
+  add_states(states, {}, tensors);
   return tensors;
+}
+
+std::vector<detail::CheckpointTensor> Engine::State::replica_tensors(const OptimizerStates& states, std::int64_t replica) const {
+  std::vector<detail::CheckpointTensor> tensors;
+  add_states(states, replica, tensors);
+  return tensors;
+}
+
+// Its own where as many replicas saved theirs; otherwise the mean, summed in float64.
+void Engine::State::read_replica_states(const std::string& folder, const detail::CheckpointManifest& manifest,
+                                        const OptimizerStates& states) const {
+  const Group& replicas = mesh.group("data_context");
+  const auto read = [&](std::int64_t replica) {
+    auto tensors = replica_tensors(states, replica);
+    detail::read_checkpoint(folder, manifest, tensors, mesh.world().group());
+    return tensors;
+  };
+  if (manifest.replicas == replicas.size()) {
+    read(replicas.rank());
+    return;
+  }
+  std::vector<at::Tensor> sums;
+  for (std::int64_t replica = 0; replica < manifest.replicas; ++replica) {
+    const auto tensors = read(replica);
+    if (replica == 0) {
+      for (const auto& one : tensors) sums.push_back(one.tensor.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true));
+    } else {
+      for (std::size_t i = 0; i < tensors.size(); ++i) sums[i].add_(tensors[i].tensor);
+    }
+    if (replica + 1 < manifest.replicas) continue;
+    for (std::size_t i = 0; i < tensors.size(); ++i) at::Tensor(tensors[i].tensor).copy_(sums[i].div_(manifest.replicas));
+  }
 }
 
 Engine::Engine(const Mesh& mesh, const PipelineModule& module, const OptimizerFactory& optimizer, const EngineOptions& options)
@@ -159,7 +237,7 @@ Engine::Engine(const Mesh& mesh, const PipelineModule& module, const OptimizerFa
   state_->train_schedule = options.schedule.generate(module.num_stages(), options.micro_batches);
   check_trains(state_->train_schedule);
   state_->flat = make_flat_buffers(module.parameters());
-  state_->optimizer = optimizer(values_of(state_->flat));
+  state_->optimizer = optimizer(flat_parameters(state_->flat, module.parameters()), mesh.group("data_context"));
 }
 
 Engine::Engine(Engine&&) noexcept = default;
@@ -196,8 +274,15 @@ std::int64_t Engine::num_parameters() const {
 const PipelineModule& Engine::module() const { return state_->module; }
 
 void Engine::save(const std::string& folder) const {
-  const detail::CheckpointManifest manifest{state_->step, state_->optimizer->num_steps(), num_parameters()};
-  detail::write_checkpoint(folder, manifest, state_->checkpoint_tensors(), state_->mesh.world().group());
+  const Group& world = state_->mesh.world().group();
+  const auto states = state_->optimizer_states();
+  const Group& replicas = state_->mesh.group("data_context");
+  auto tensors = state_->shared_tensors(states);
+  const auto own = state_->replica_tensors(states, replicas.rank());
+  tensors.insert(tensors.end(), own.begin(), own.end());
+  const bool some_own = all_reduce_scalar(own.empty() ? 0.0 : 1.0, world) > 0.0;
+  const detail::CheckpointManifest manifest{state_->step, state_->optimizer->num_steps(), num_parameters(), some_own ? replicas.size() : 0};
+  detail::write_checkpoint(folder, manifest, tensors, world);
 }
 
 bool Engine::resume(const std::string& folder) {
@@ -208,8 +293,11 @@ bool Engine::resume(const std::string& folder) {
                         "checkpoint: the model in {} has {} parameters, this one {}; resume with the model it was saved from",
                         folder, manifest->num_parameters, num_parameters());
   state_->optimizer->restore(manifest->optimizer_steps);
-  auto tensors = state_->checkpoint_tensors();
+  const auto states = state_->optimizer_states();
+  auto tensors = state_->shared_tensors(states);
   detail::read_checkpoint(folder, *manifest, tensors, world);
+  if (manifest->replicas > 0) state_->read_replica_states(folder, *manifest, states);
+  for (std::size_t i = 0; i < states.size(); ++i) state_->optimizer->restored(i, states[i]);
   state_->module.synchronize_tied();
   state_->step = manifest->step;
   return true;

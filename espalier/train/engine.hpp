@@ -23,12 +23,16 @@ struct EngineOptions {
   std::int64_t bucket_bytes = 25 << 20;   // of gradients averaged in one collective
 };
 
-// The same on every rank.
+// The same on every rank, but for the cost.
 struct StepResult {
   double loss = 0.0;       // mean of all micro-batches' losses of the batch
-  double grad_norm = 0.0;  // global, before clipping
+  // Global, before clipping. Where the optimizer averages by itself, gradients differ between data ranks and this is the
+  // root mean square of their norms, which is not below the norm of their mean.
+  double grad_norm = 0.0;
   double lr = 0.0;
   bool skipped = false;    // gradients were not finite: nothing was updated
+  AveragingCost averaging = {};  // of gradients or momentum over data, on this rank
+  std::int64_t averaging_fp32_bytes = 0;  // what a ring all-reduce of the same elements in float32 sends
 };
 
 // Trains a PipelineModule over its mesh, with or without a pipeline (pipe = 1). All calls are collective over the world and
@@ -49,16 +53,19 @@ class Engine {
   std::int64_t step() const;            // steps taken, skipped ones included
   std::int64_t num_parameters() const;  // of the whole model, each once
 
-  // Parameters of this stage. Their gradients (grad()) are those of the last train_batch, averaged and clipped.
+  // Parameters of this stage. Their gradients (grad()) are those of the last train_batch, clipped, and averaged unless the
+  // optimizer averages by itself.
   const PipelineModule& module() const;
 
   // Writes a checkpoint into `folder`/step-NNNNNNNN and points `folder`/latest to it: one file a layer and tied key, under
-  // names free of ranks and stages, so that any layout can resume from it. A crash or full disk leaves the former one
-  // good. Keeps nothing older than the one before. ConfigError, the same on every rank, when it cannot be written.
+  // names free of ranks and stages, so that any layout can resume from it; and as many again as there are data ranks where
+  // each of them has optimizer state of its own. A crash or full disk leaves the former one good. Keeps nothing older than
+  // the one before. ConfigError, the same on every rank, when it cannot be written.
   void save(const std::string& folder) const;
 
   // Restores parameters, optimizer state and step from `folder`'s latest checkpoint, in this layout whatever the saving one was.
-  // False when there is none. Bit-exact. ConfigError names the file and what is wrong with it.
+  // False when there is none. Bit-exact; only optimizer state that each data rank has of its own becomes the mean when their
+  // number changes. ConfigError names the file and what is wrong with it.
   bool resume(const std::string& folder);
 
  private:

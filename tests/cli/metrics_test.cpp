@@ -32,21 +32,22 @@ class Metrics : public ::testing::Test {
 };
 
 MetricsRow row(std::int64_t step) {
-  return {step, 5.0 / 3.0 + static_cast<double>(step), 0.1, 3e-3 / 7.0, 12345.678901234567};
+  return {step, 5.0 / 3.0 + static_cast<double>(step), 0.1, 3e-3 / 7.0, 12345.678901234567, 1LL << 60, 7, 1.0 / 3.0};
 }
 
 TEST_F(Metrics, ComeBackWithEveryDigit) {
-  const std::vector<MetricsRow> rows{row(0), {1, 1e-320, -0.0, std::nextafter(1.0, 2.0), 1e300}};
+  const std::vector<MetricsRow> rows{row(0), {1, 1e-320, -0.0, std::nextafter(1.0, 2.0), 1e300, 0, 0, 0}};
   write(0, rows);
   EXPECT_EQ(read_metrics(path_), rows);
   EXPECT_THAT(
       testing::read_text(path_),
-      ::testing::StartsWith("step,loss,grad_norm,lr,tokens_per_s\n0,1.6666666666666667,0.1,"));
+      ::testing::StartsWith("step,loss,grad_norm,lr,tokens_per_s,averaging_bytes,averaging_fp32_bytes,"
+                            "averaging_share\n0,1.6666666666666667,0.1,"));
 }
 
 TEST_F(Metrics, KeepWhatIsNotFinite) {
   write(0, {{0, std::nan(""), std::numeric_limits<double>::infinity(), 0,
-             -std::numeric_limits<double>::infinity()}});
+             -std::numeric_limits<double>::infinity(), 0, 0, 0}});
   const auto rows = read_metrics(path_);
   EXPECT_TRUE(std::isnan(rows.at(0).loss));
   EXPECT_TRUE(std::isinf(rows.at(0).grad_norm));
@@ -79,7 +80,7 @@ TEST_F(Metrics, RefuseOtherFilesWithTheLine) {
   write(0, {row(0)});
   const std::string good = testing::read_text(path_);
   for (const std::string bad :
-       {"1,2,3,4", "1,2,3,4,5,6", "x,2,3,4,5", "1,2,,4,5", "1.5,2,3,4,5", ""}) {
+       {"1,2,3,4,5", "1,2,3,4,5,6,7,8,9", "x,2,3,4,5,6,7,8", "1,2,,4,5,6,7,8", "1.5,2,3,4,5,6,7,8", "1,2,3,4,5,6.5,7,8", ""}) {
     testing::write_text(path_, good + bad + "\n");
     EXPECT_THAT(testing::error_of([&] { read_metrics(path_); }),
                 AllOf(HasSubstr(path_), HasSubstr("line 3 is '" + bad + "'")));

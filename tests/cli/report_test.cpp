@@ -27,7 +27,8 @@ Report full_report() {
   for (std::int64_t step = 0; step < 400; ++step) {
     const auto t = static_cast<double>(step);
     report.metrics.push_back({step, 2.4 + 3.1 * std::exp(-t / 60), 1.0 + 0.1 * std::sin(t),
-                              3e-3 * (1 - t / 400), 20'000 + 10 * t});
+                              3e-3 * (1 - t / 400), 20'000 + 10 * t, step < 100 ? 3200 : 110, 3200,
+                              step < 100 ? 0.25 : 0.03125});
   }
   report.axes = {{"pipe", 2}, {"data", 3}};
   report.stages = {{"wte, block 0", 226'048}, {"block 1, norm", 616'448}};
@@ -104,6 +105,23 @@ TEST(Report, ShowsTheNumbers) {
   EXPECT_THAT(html, HasSubstr("Schedule: 1f1b"));
   EXPECT_THAT(html, HasSubstr("<svg width=\"10\" height=\"10\"><rect/></svg>"));
   EXPECT_THAT(html, HasSubstr("<dt>batch</dt><dd>16</dd>"));
+}
+
+TEST(Report, ShowsWhatAveragingCostBeforeAndAfterTheFreeze) {
+  const auto row = [](const std::string& name, const std::vector<std::string>& numbers) {
+    std::string html = "<th scope=\"row\">" + name + "</th>";
+    for (const std::string& number : numbers) html += "<td class=\"number\">" + number + "</td>";
+    return html;
+  };
+  Report report = full_report();
+  report.metrics[7].averaging_bytes = 0;  // a skipped step
+  const std::string html = render_report(report);
+  EXPECT_THAT(html, HasSubstr(row("such as step 0", {"99", "316\u202f800", "316\u202f800", "1.0", "25.0 %"})));
+  EXPECT_THAT(html, HasSubstr(row("such as step 7", {"1", "0", "3\u202f200", "none", "25.0 %"})));
+  EXPECT_THAT(html, HasSubstr(row("such as step 100", {"300", "33\u202f000", "960\u202f000", "29.1", "3.1 %"})));
+  EXPECT_THAT(html, HasSubstr(row("all", {"400", "349\u202f800", "1\u202f280\u202f000", "3.7", "3.1 %"})));
+  for (MetricsRow& step : report.metrics) step.averaging_bytes = step.averaging_fp32_bytes = 0;
+  EXPECT_THAT(render_report(report), Not(HasSubstr("Averaging over data")));
 }
 
 TEST(Report, PutsSeveralRanksOfOnePlaceTogether) {

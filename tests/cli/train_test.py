@@ -140,7 +140,22 @@ class Train(unittest.TestCase):
                 self.assertAlmostEqual(loss, want, delta=1e-10 * want, msg=layout)
 
     def test_resumes_bit_for_bit_after_sigkill(self):
-        steps = ["--layout", "pipe=2,data=2", "--steps", "40", "--save-every", "5"]
+        self.kill_and_resume("--steps", "40")
+
+    def test_onebit_adam_resumes_bit_for_bit_after_sigkill(self):
+        out = self.kill_and_resume("--steps", "25", "--optimizer", "onebit-adam", "--freeze-step", "8")
+        with open(os.path.join(out, "metrics.csv")) as metrics:
+            rows = list(csv.DictReader(metrics))
+        for row in rows:
+            ratio = float(row["averaging_fp32_bytes"]) / float(row["averaging_bytes"])
+            self.assertTrue(25 < ratio <= 32 if int(row["step"]) >= 8 else ratio == 1, row)
+            self.assertTrue(0 < float(row["averaging_share"]) < 1, row)
+        with open(os.path.join(out, "report.html")) as report:
+            self.assertIn("Averaging over data", report.read())
+
+    def kill_and_resume(self, *options):
+        """The folder of a run that was killed after 12 steps or more; its numbers must be those of a whole one."""
+        steps = ["--layout", "pipe=2,data=2", "--save-every", "5", *options]
         whole, broken = self.path("whole"), self.path("broken")
         self.train(*steps, "--out", whole)
         process = self.start(*steps, "--out", broken)
@@ -150,6 +165,7 @@ class Train(unittest.TestCase):
         process.wait(timeout=10)
         self.train(*steps, "--out", broken, "--resume")
         self.assertEqual(self.losses(broken), self.losses(whole))
+        return broken
 
     def test_resumes_in_another_layout(self):
         out, whole = self.path("out"), self.path("whole")
@@ -222,6 +238,8 @@ class Train(unittest.TestCase):
             (["--partition", "0,9", "--layout", "pipe=2"], ["9"]),
             (["--precision", "fp8"], ["fp8", "fp64"]),
             (["--backend", "pigeon"], ["pigeon", "host"]),
+            (["--optimizer", "sgd"], ["sgd", "onebit-adam"]),
+            (["--optimizer", "onebit-adam", "--freeze-step", "0"], ["--freeze-step is 0"]),
             (["--what"], ["--what"]),
         ]:
             for layout in ([], ["--layout", "pipe=2"]):

@@ -11,6 +11,7 @@
 
 #include "espalier/base/error.hpp"
 #include "espalier/comm/run_ranks.hpp"
+#include "espalier/train/optimizers/onebit_adam.hpp"
 #include "espalier/train/optimizers/torch_optimizer.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -111,6 +112,7 @@ struct Named {
 std::vector<Named> optimizers() {
   using namespace torch::optim;
   return {{"AdamW", adamw({.lr = 0.05})},
+          {"1-bit Adam", onebit_adam({.lr = 0.05, .freeze_step = 2})},
           {"Adam with amsgrad", torch_optimizer<Adam>(AdamOptions(0.05).amsgrad(true))},
           {"SGD with momentum", torch_optimizer<SGD>(SGDOptions(0.1).momentum(0.9).dampening(0.1))},
           {"Adagrad", torch_optimizer<Adagrad>(AdagradOptions(0.1))},

@@ -5,6 +5,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/nn/init.h>
 #include <torch/nn/modules/embedding.h>
@@ -113,6 +114,14 @@ std::vector<LayerSpec> gpt_layers(const GptOptions& options) {
 at::Tensor next_token_loss(const Tensors& outputs, const Tensors& targets) {
   const at::Tensor& logits_bsv = outputs.at(0);
   return at::cross_entropy_loss(logits_bsv.flatten(0, 1), targets.at(0).flatten());
+}
+
+at::Tensor gpt_momentum_mask(const Parameter& parameter) {
+  if (!parameter.name.ends_with(".qkv.bias")) return {};
+  const std::int64_t d = parameter.tensor().numel() / 3;
+  at::Tensor mask = at::ones({3 * d});
+  mask.narrow(0, d, d).zero_();
+  return mask;
 }
 
 }  // namespace espalier

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "espalier/parallel/pipeline/layer_spec.hpp"
+#include "espalier/sharding/parameter.hpp"
 
 namespace espalier {
 
@@ -27,5 +28,9 @@ std::vector<LayerSpec> gpt_layers(const GptOptions& options);
 
 // Mean cross entropy of outputs {logits [batch, sequence, vocab]} against targets {tokens [batch, sequence]}.
 at::Tensor next_token_loss(const Tensors& outputs, const Tensors& targets);
+
+// For 1-bit Adam's momentum_mask: 0 for the key's part of a block's "qkv.bias", 1 for the rest of it; undefined for all other
+// parameters. A key's bias adds the same to all scores of a query, so its gradient is zero but for rounding.
+at::Tensor gpt_momentum_mask(const Parameter& parameter);
 
 }  // namespace espalier

@@ -21,4 +21,6 @@ void average_in_buckets(at::Tensor& flat, const Group& group, std::int64_t bucke
   wait_all(works);
 }
 
+std::int64_t ring_all_reduce_bytes(std::int64_t bytes, std::int64_t size) { return 2 * bytes * (size - 1) / size; }
+
 }  // namespace espalier

@@ -10,7 +10,6 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -103,25 +102,24 @@ class TorchOptimizer final : public Optimizer {
   TorchOptimizer(std::vector<at::Tensor> values, typename Traits::Options options)
       : values_(std::move(values)), lr_(options.lr()), fields_(Traits::fields(options)), optimizer_(values_, options) {}
 
-  void step(double lr) override {
+  AveragingCost step(double lr) override {
     for (auto& group : optimizer_.param_groups()) group.options().set_lr(lr);
-    optimizer_.step();
+    if (!values_.empty()) optimizer_.step();
     ++num_steps_;
+    return {};
   }
 
   double lr() const override { return lr_; }
 
-  std::vector<std::string> names() const override {
-    std::vector<std::string> names;
-    for (const auto& field : fields_) names.push_back(field.name);
-    return names;
-  }
-
-  at::Tensor state(std::size_t tensor, const std::string& name) override {
-    const auto found = optimizer_.state().find(values_[tensor].unsafeGetTensorImpl());
-    if (found == optimizer_.state().end()) return at::zeros_like(values_[tensor]);
-    const auto field = std::ranges::find(fields_, name, &StateField<State>::name);
-    return field->tensor(static_cast<State&>(*found->second));
+  std::vector<OptimizerState> state(std::size_t tensor) override {
+    const at::Tensor& values = values_[tensor];
+    const auto found = optimizer_.state().find(values.unsafeGetTensorImpl());
+    std::vector<OptimizerState> state;
+    for (const auto& field : fields_) {
+      const bool there = found != optimizer_.state().end();
+      state.push_back({field.name, there ? field.tensor(static_cast<State&>(*found->second)) : at::zeros_like(values)});
+    }
+    return state;
   }
 
   std::int64_t num_steps() const override { return num_steps_; }
@@ -150,7 +148,9 @@ class TorchOptimizer final : public Optimizer {
 
 template <class Torch>
 OptimizerFactory torch_optimizer(typename detail::TorchState<Torch>::Options options) {
-  return [options = std::move(options)](std::vector<at::Tensor> values) -> std::unique_ptr<Optimizer> {
+  return [options = std::move(options)](const std::vector<FlatParameters>& flat, const Group&) -> std::unique_ptr<Optimizer> {
+    std::vector<at::Tensor> values;
+    for (const FlatParameters& one : flat) values.push_back(one.values);
     return std::make_unique<detail::TorchOptimizer<Torch>>(std::move(values), options);
   };
 }

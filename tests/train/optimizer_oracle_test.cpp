@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Records adam, adamw and onebit_adam of optimizers.json, with as many ranks as they say.
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <vector>
+
+#include "espalier/comm/run_ranks.hpp"
+#include "espalier/train/optimizers/onebit_adam.hpp"
+#include "espalier/train/optimizers/torch_optimizer.hpp"
+#include "tests/oracle/check.hpp"
+
+namespace espalier {
+namespace {
+
+namespace optimizer_oracle {
+
+using oracle::Json;
+
+double number(const Json& value) { return value.get<double>(); }
+
+at::ScalarType dtype_of(const Json& in) { return in["dtype"] == "float64" ? at::kDouble : at::kFloat; }
+
+at::Tensor to_tensor(const Json& list, at::ScalarType dtype) { return at::tensor(list.get<std::vector<double>>(), at::kDouble).to(dtype); }
+
+Json to_json(const at::Tensor& tensor) {
+  const at::Tensor same = tensor.to(at::kDouble).contiguous();
+  return std::vector<double>(same.const_data_ptr<double>(), same.const_data_ptr<double>() + same.numel());
+}
+
+// One parameter, given to an optimizer.
+struct Stepped {
+  Stepped(const Json& in, const OptimizerFactory& factory, const Group& replicas)
+      : values(to_tensor(in["param"], dtype_of(in))), lr(number(in["lr"])), optimizer(factory({{.values = values, .parameters = {{"w", {values}, {}}}}}, replicas)) {}
+
+  void step(const at::Tensor& gradient) {
+    values.mutable_grad() = gradient;
+    optimizer->step(lr);
+  }
+  at::Tensor state(const char* name) {
+    for (const OptimizerState& state : optimizer->state(0)) {
+      if (state.name == name) return state.tensor;
+    }
+    return {};
+  }
+
+  at::Tensor values;
+  double lr;
+  std::unique_ptr<Optimizer> optimizer;
+};
+
+template <class Torch, class Options>
+Json answer_adam(const Json& record) {
+  const Json& in = record["in"];
+  const auto factory = torch_optimizer<Torch>(Options(number(in["lr"]))
+                                                  .betas({number(in["betas"][0]), number(in["betas"][1])})
+                                                  .eps(number(in["eps"]))
+                                                  .weight_decay(number(in["weight_decay"]))
+                                                  .amsgrad(in["amsgrad"].get<bool>()));
+  Stepped one(in, factory, {});
+  Json params = Json::array();
+  for (const Json& gradient : in["grads"]) {
+    one.step(to_tensor(gradient, dtype_of(in)));
+    params.push_back(to_json(one.values));
+  }
+  return {{"params", params}, {"exp_avg", to_json(one.state("exp_avg"))}, {"exp_avg_sq", to_json(one.state("exp_avg_sq"))}};
+}
+
+// DeepSpeed's first step only makes room for errors, and counts.
+Json answer_onebit(const Json& record) {
+  const Json& in = record["in"];
+  const auto ranks = in["ranks"].get<std::size_t>();
+  const auto factory = onebit_adam({.lr = number(in["lr"]),
+                                    .beta1 = number(in["betas"][0]),
+                                    .beta2 = number(in["betas"][1]),
+                                    .eps = number(in["eps"]),
+                                    .weight_decay = number(in["weight_decay"]),
+                                    .freeze_step = in["freeze_step"].get<std::int64_t>() - 1,
+                                    .bias_correction = false,
+                                    .deepspeed_padding = true});
+  std::vector<Json> all(ranks);
+  run_ranks(in["ranks"], [&](World& world) {
+    Json& out = all[static_cast<std::size_t>(world.rank())];
+    Stepped one(in, factory, world.group());
+    out = {{"phases", Json::array({"allocate"})},
+           {"params", Json::array({to_json(one.values)})},
+           {"exp_avg", Json::array({to_json(one.state("exp_avg"))})}};
+    for (std::size_t step = 1; step < in["grads"].size(); ++step) {
+      std::vector<at::Tensor> gradients;
+      for (const Json& gradient : in["grads"][step]) gradients.push_back(to_tensor(gradient, dtype_of(in)));
+      const bool averages = one.optimizer->averages();
+      one.step(averages ? gradients[static_cast<std::size_t>(world.rank())] : at::stack(gradients).mean(0));
+      out["phases"].push_back(averages ? "compressed" : "warmup");
+      out["params"].push_back(to_json(one.values));
+      out["exp_avg"].push_back(to_json(one.state("exp_avg")));
+    }
+    out["exp_avg_sq_last"] = to_json(one.state("exp_avg_sq"));
+    if (ranks == 1) return;
+    out["worker"] = to_json(one.state("worker_error"));
+    out["server"] = to_json(one.state("server_error"));
+  });
+  Json joined = all[0];
+  joined["worker"] = Json::array();
+  for (Json& one : all) {
+    EXPECT_EQ(one["params"], joined["params"]);
+    joined["worker"].push_back(one["worker"]);
+  }
+  return joined;
+}
+
+// Errors without those of padding; the chunks of the server error joined.
+Json expected_onebit(const Json& record) {
+  Json out = record["out"];
+  out.erase("padded");
+  if (!out.contains("worker_error_last")) return out;
+  const std::size_t length = record["in"]["param"].size();
+  const auto cut = [&](Json list) { return Json(std::vector<Json>(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(length))); };
+  for (const Json& worker : out["worker_error_last"]) out["worker"].push_back(cut(worker));
+  Json server = Json::array();
+  for (const Json& chunk : out["server_error_last"]) server.insert(server.end(), chunk.begin(), chunk.end());
+  out["server"] = cut(server);
+  out.erase("worker_error_last");
+  out.erase("server_error_last");
+  return out;
+}
+
+TEST(OptimizerOracle, HoldsForAdamAdamWAndOnebitAdam) {
+  std::ifstream file(ESPALIER_TEST_DATA "/oracles/optimizers.json");
+  const Json data = Json::parse(file);
+  const oracle::Checkers checkers{{"adam", {.answer = answer_adam<torch::optim::Adam, torch::optim::AdamOptions>}},
+                                  {"adamw", {.answer = answer_adam<torch::optim::AdamW, torch::optim::AdamWOptions>}}};
+  int passed = 0, unknown = 0;
+  for (const Json& record : data["records"]) {
+    oracle::Checkers all = checkers;
+    all["onebit_adam"] = {.answer = answer_onebit, .expected = expected_onebit, .tolerance = record["in"].value("dtype", "") == "float32" ? 1e-4 : 0};
+    const oracle::Outcome outcome = oracle::check_record(record, all);
+    passed += outcome.verdict == oracle::Verdict::passed;
+    unknown += outcome.verdict == oracle::Verdict::unknown;
+    EXPECT_TRUE(outcome.verdict == oracle::Verdict::passed || outcome.verdict == oracle::Verdict::unknown)
+        << record["function"] << " " << record["in"].dump().substr(0, 150) << ": " << outcome.text;
+  }
+  EXPECT_EQ(passed, 36);
+  EXPECT_EQ(unknown, 57);  // loss scalers
+}
+
+}  // namespace optimizer_oracle
+
+}  // namespace
+}  // namespace espalier

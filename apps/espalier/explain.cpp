@@ -172,7 +172,7 @@ void print_place(const View& view) {
              places.empty() ? "" : ": ", fmt::join(places, ", "));
 }
 
-void print_communicators(const View& view) {
+void print_opened(const View& view) {
   const GroupPlan plan = layout_plan(view.layout);
   std::vector<std::string> opened;
   for (const std::int64_t index : plan.communicators_of(view.rank, plan.world_size())) {
@@ -197,7 +197,7 @@ void explain(const Layout& layout, std::int64_t rank) {
   }
   if (!alone.empty()) fmt::print("{:<{}}{}\n", "alone in", kNameWidth, fmt::join(alone, ", "));
   fmt::print("\n");
-  print_communicators(view);
+  print_opened(view);
 }
 
 struct Options {

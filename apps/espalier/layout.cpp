@@ -31,7 +31,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-struct Options {
+struct LayoutArguments {
   std::vector<std::string> words;          // a layout; with a plan, its settings
   std::string plan;                        // empty: a layout is meant
   std::optional<std::int64_t> world_size;  // default: what the layout multiplies to
@@ -46,7 +46,7 @@ constexpr std::array<std::string_view, 7> kAxes{"pipe",   "data",        "contex
 constexpr std::int64_t kMaxRanksInTable = 64;
 constexpr std::size_t kLineWidth = 100;
 
-Layout asked_layout(const Options& options) {
+Layout asked_layout(const LayoutArguments& options) {
   if (options.words.empty()) throw CLI::RequiredError("layout");
   if (options.words.size() > 1)
     throw ConfigError(fmt::format(
@@ -234,7 +234,7 @@ void print_rank(const Layout& layout, std::int64_t rank) {
 }
 
 // What crosses hosts without need, on standard error: the answer itself stays as it is.
-void warn_of_hosts(const Options& options, const GroupPlan& plan) {
+void warn_of_hosts(const LayoutArguments& options, const GroupPlan& plan) {
   if (!options.ranks_per_host) return;
   ESPALIER_CHECK_CONFIG(*options.ranks_per_host >= 1,
                         "layout: --ranks-per-host {}; expected at least 1",
@@ -246,7 +246,7 @@ void warn_of_hosts(const Options& options, const GroupPlan& plan) {
     fmt::print(stderr, "espalier: layout: warning: {}\n", line);
 }
 
-void run_plan(const Options& options) {
+void run_plan(const LayoutArguments& options) {
   if (!options.world_size)
     throw ConfigError(fmt::format(
         "layout: the plan {} depends on the number of ranks; add --world N", options.plan));
@@ -259,7 +259,7 @@ void run_plan(const Options& options) {
     print_plan(plan, options.rank, options.json);
 }
 
-void run(const Options& options) {
+void print_layout(const LayoutArguments& options) {
   if (!options.plan.empty()) return run_plan(options);
   const Layout layout = asked_layout(options);
   if (options.rank) check_rank("layout", *options.rank, layout.world_size());
@@ -283,7 +283,7 @@ void run(const Options& options) {
 }  // namespace
 
 void add_layout(CLI::App& app) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<LayoutArguments>();
   CLI::App* sub = app.add_subcommand(
       "layout", "Show the process groups of a layout and each rank's place in them");
   sub->add_option("layout", options->words,
@@ -299,7 +299,7 @@ void add_layout(CLI::App& app) {
                 "Show how many communicators each rank opens");
   sub->add_flag("--json", options->json, "Print JSON");
   sub->footer(named_plans_help);
-  sub->callback([options] { run(*options); });
+  sub->callback([options] { print_layout(*options); });
 }
 
 }  // namespace espalier::command

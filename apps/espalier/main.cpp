@@ -1,26 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // `espalier`: everything that can be known without tensors is answered here; what needs them is
-// handed on to espalier-train. Exit codes: 2 the request is wrong, 3 communication failed, 4 a
-// defect in Espalier.
+// handed on to espalier-train.
 #include <fmt/format.h>
 
-#include <cstdio>
-#include <exception>
 #include <string>
-#include <string_view>
 
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 
 #include "apps/espalier/commands.hpp"
+#include "apps/exit_codes.hpp"
 #include "espalier/base/error.hpp"
 
 namespace {
 
 namespace command = espalier::command;
-
-enum ExitCode { kConfigError = 2, kCommError = 3, kInternalError = 4 };
 
 void add_commands(CLI::App& app) {
   command::add_doctor(app);
@@ -30,11 +25,6 @@ void add_commands(CLI::App& app) {
   command::add_run(app);
   command::add_schedule(app);
   command::add_train(app);
-}
-
-int complain(std::string_view text, ExitCode code) {
-  fmt::print(stderr, "espalier: {}\n", text);
-  return code;
 }
 
 // The subcommand that was being read, or the program itself.
@@ -76,23 +66,15 @@ int run(int argc, char** argv) {
   } catch (const CLI::RuntimeError& done) {
     return done.get_exit_code();
   } catch (const CLI::ParseError& error) {
-    return complain(explain(app, error), kConfigError);
+    throw espalier::ConfigError(explain(app, error));
   }
   if (app.get_subcommands().empty())
-    return complain("no subcommand; espalier --help lists them", kConfigError);
+    throw espalier::ConfigError("no subcommand; espalier --help lists them");
   return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run(argc, argv);
-  } catch (const espalier::ConfigError& error) {
-    return complain(error.what(), kConfigError);
-  } catch (const espalier::CommError& error) {
-    return complain(error.what(), kCommError);
-  } catch (const std::exception& error) {
-    return complain(error.what(), kInternalError);
-  }
+  return command::with_exit_codes([&] { return run(argc, argv); });
 }

@@ -24,7 +24,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-struct Options {
+struct PartitionArguments {
   std::string weights;
   std::int64_t num_parts = 0;
   std::string method = "balanced";
@@ -79,7 +79,7 @@ Items parse(std::string_view text) {
   return items;
 }
 
-std::vector<std::int64_t> cut(const Options& options, const Items& items) {
+std::vector<std::int64_t> cut(const PartitionArguments& options, const Items& items) {
   if (options.method == "uniform")
     return partition_uniform(static_cast<std::int64_t>(items.weights.size()), options.num_parts);
   if (options.method == "deepspeed") return partition_deepspeed(items.weights, options.num_parts);
@@ -101,7 +101,7 @@ std::string range(const Items& items, std::int64_t begin, std::int64_t end) {
   return end - begin == 1 ? name(begin) : name(begin) + " .. " + name(end - 1);
 }
 
-void run(const Options& options) {
+void print_partition(const PartitionArguments& options) {
   const Items items = parse(options.weights);
   const auto cuts = cut(options, items);
   const auto loads = part_loads(items.weights, cuts);
@@ -145,7 +145,7 @@ void run(const Options& options) {
 }  // namespace
 
 void add_partition(CLI::App& app) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<PartitionArguments>();
   CLI::App* sub =
       app.add_subcommand("partition", "Cut a list of layers into stages and show their loads");
   sub->add_option("--weights", options->weights,
@@ -155,7 +155,7 @@ void add_partition(CLI::App& app) {
   sub->add_option("--method", options->method, "balanced, uniform or deepspeed")
       ->capture_default_str();
   sub->add_flag("--json", options->json, "Print JSON");
-  sub->callback([options] { run(*options); });
+  sub->callback([options] { print_partition(*options); });
 }
 
 }  // namespace espalier::command

@@ -30,7 +30,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-struct Options {
+struct ScheduleArguments {
   std::string kind;
   std::int64_t num_stages = 0;
   std::int64_t num_micro_batches = 0;
@@ -100,7 +100,7 @@ void write_file(const std::string& path, const std::string& text) {
         fmt::format("schedule: '{}' cannot be written: {}", path, std::strerror(errno)));
 }
 
-void run(const Options& options) {
+void print_schedule(const ScheduleArguments& options) {
   const Schedule schedule =
       schedule_by_name(options.kind).generate(options.num_stages, options.num_micro_batches);
   const ScheduleReport report = check(schedule);
@@ -131,7 +131,7 @@ void run(const Options& options) {
 }  // namespace
 
 void add_schedule(CLI::App& app) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ScheduleArguments>();
   CLI::App* sub = app.add_subcommand(
       "schedule", "Draw what each pipeline stage does, and for how long it idles");
   sub->add_option("kind", options->kind,
@@ -150,7 +150,7 @@ void add_schedule(CLI::App& app) {
                   "Columns of the picture (default: the terminal's, or 120)");
   sub->add_flag("--json", options->json, "Print the whole schedule as JSON");
   sub->add_option("--svg", options->svg, "Also write the picture to this file");
-  sub->callback([options] { run(*options); });
+  sub->callback([options] { print_schedule(*options); });
 }
 
 }  // namespace espalier::command

@@ -1,22 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // `espalier-train`: the subcommands of `espalier` that need tensors. Outside a launcher it starts its own ranks, each of
-// which is this program again. Exit codes: 2 the request is wrong, 3 communication failed, 4 a defect in Espalier.
+// which is this program again.
 #include <fmt/format.h>
 
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
-#include <cstdio>
-#include <exception>
-#include <string_view>
 
 #include "apps/espalier_train/commands.hpp"
+#include "apps/exit_codes.hpp"
 #include "espalier/base/error.hpp"
 #include "espalier/plan/launch/environment.hpp"
 
 namespace {
-
-enum ExitCode { kConfigError = 2, kCommError = 3, kInternalError = 4 };
 
 // All ranks find the same thing wrong with a request; one says so.
 bool speaks_for_all() {
@@ -25,11 +21,6 @@ bool speaks_for_all() {
   } catch (const espalier::ConfigError&) {
     return true;  // who speaks cannot be known
   }
-}
-
-int complain(std::string_view text, ExitCode code) {
-  fmt::print(stderr, "espalier: {}\n", text);
-  return code;
 }
 
 int run(int argc, char** argv) {
@@ -53,13 +44,5 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run(argc, argv);
-  } catch (const espalier::ConfigError& error) {
-    return speaks_for_all() ? complain(error.what(), kConfigError) : kConfigError;
-  } catch (const espalier::CommError& error) {
-    return complain(error.what(), kCommError);
-  } catch (const std::exception& error) {
-    return complain(error.what(), kInternalError);
-  }
+  return espalier::command::with_exit_codes([&] { return run(argc, argv); }, speaks_for_all);
 }

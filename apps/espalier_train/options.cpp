@@ -70,7 +70,8 @@ std::optional<std::int64_t> ModelOptions::check() const {
                         "layout {}: the reference GPT is trained over pipe and data; leave context, tensor and expert at 1", layout);
   ESPALIER_CHECK_CONFIG(spec.pipe <= std::ssize(specs), "layout {}: {} stages, but the model has only {} layers; use pipe <= {}", layout,
                         spec.pipe, specs.size(), specs.size());
-  partition_method().cut(specs, spec.pipe);
+  // By parameters there is always a cut, and finding it means building every layer: left to the ranks.
+  if (partition != "parameters") partition_method().cut(specs, spec.pipe);
   return ranks;
 }
 

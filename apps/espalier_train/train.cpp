@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "apps/espalier_train/commands.hpp"
 #include "apps/espalier_train/generate.hpp"
@@ -20,7 +19,7 @@
 #include "apps/espalier_train/self_launch.hpp"
 #include "espalier/base/atomic_file.hpp"
 #include "espalier/base/check.hpp"
-#include "espalier/comm/agreement.hpp"
+#include "espalier/comm/together.hpp"
 #include "espalier/models/gpt/byte_text.hpp"
 #include "espalier/plan/data/sampler.hpp"
 #include "espalier/plan/schedule/render.hpp"
@@ -30,23 +29,10 @@
 namespace espalier::command {
 namespace {
 
+using detail::together;
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
-// Runs `action` on this rank; a ConfigError of any rank becomes everybody's.
-template <class Action>
-auto together(const World& world, const Action& action) {
-  std::optional<std::string> error;
-  std::optional<decltype(action())> result;
-  try {
-    result.emplace(action());
-  } catch (const ConfigError& trouble) {
-    error = trouble.what();
-  }
-  agree_no_error(world.group(), error);
-  return std::move(*result);
-}
 
 nlohmann::json describe(const TrainOptions& options, const Mesh& mesh) {
   const ModelOptions& model = options.model;
@@ -119,7 +105,7 @@ void train(const TrainOptions& options) {
   at::set_num_threads(model.threads);
   const World world = World::from_environment(model.world());
   const Mesh mesh(world, model.layout_spec());
-  const ByteText text = together(world, [&] { return ByteText(options.text, model.context); });
+  const ByteText text = together(world.group(), [&] { return ByteText(options.text, model.context); });
   const Sampler sampler({.num_samples = text.num_samples(),
                          .batch = options.batch,
                          .data = mesh.size("data"),
@@ -138,7 +124,7 @@ void train(const TrainOptions& options) {
     ESPALIER_CHECK_CONFIG(engine.resume(checkpoints), "--resume: there is no checkpoint in {}", checkpoints);
   }
   const std::int64_t parameters = engine.num_parameters();
-  const auto output = together(world, [&] { return std::make_unique<Output>(options, mesh, engine.step()); });
+  const auto output = together(world.group(), [&] { return std::make_unique<Output>(options, mesh, engine.step()); });
 
   const bool speaks = world.rank() == 0;
   Progress progress(speaks, options.steps, engine.step());
@@ -173,10 +159,7 @@ void train(const TrainOptions& options) {
   const std::string prompt = "\n";
   const std::string sample = generate(module, prompt, options.sample, model.context, 0.8, derive_seed(model.seed, "sample"));
   if (speaks && !sample.empty()) fmt::print("\n{}\n", readable(sample));
-  together(world, [&] {
-    output->write_report(engine, seconds_since(begin), prompt, sample, parameters);
-    return true;
-  });
+  together(world.group(), [&] { output->write_report(engine, seconds_since(begin), prompt, sample, parameters); });
   if (speaks && !options.out.empty()) fmt::print("\nreport: {}\n", output->path("report.html"));
 }
 

@@ -77,7 +77,7 @@ double largest(const std::map<std::string, at::Tensor>& tensors) {
 
 void verify(const ModelOptions& model) {
   const LayoutSpec layout = model.layout_spec();
-  at::set_num_threads(1);
+  at::set_num_threads(model.threads);
   const Outcome one = one_step(model, {}, model.micro_batches * layout.data);
   const Outcome many = one_step(model, layout, model.micro_batches);
   const double tolerance = model.precision == "fp64" ? 1e-10 : 1e-5;

@@ -24,6 +24,6 @@ struct Parameter {
 };
 
 // Number of elements of all parameters, each distinct one counted once, as seen by this rank (sum it over all ranks).
-std::int64_t counted_elems(std::span<const Parameter> parameters, std::span<const MeshCoordinate> rank);
+std::int64_t counted_elems(std::span<const Parameter> parameters, std::span<const AxisCoordinate> rank);
 
 }  // namespace espalier

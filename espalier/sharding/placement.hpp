@@ -4,8 +4,9 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
+
+#include "espalier/plan/layout/grid.hpp"
 
 namespace espalier {
 
@@ -20,14 +21,8 @@ struct Placement {
   bool tied() const { return stages.size() > 1; }
 };
 
-// A rank's coordinate on one axis of the grid.
-struct MeshCoordinate {
-  std::string_view axis;
-  std::int64_t coordinate;
-};
-
 // Whether the rank at these coordinates (one entry for each axis of the grid) speaks for its copy of the parameter: true
 // on exactly one rank for each distinct part. Sums over all ranks of what counted ranks hold see each element once.
-bool is_counted(const Placement& placement, std::span<const MeshCoordinate> rank);
+bool is_counted(const Placement& placement, std::span<const AxisCoordinate> rank);
 
 }  // namespace espalier

@@ -54,7 +54,7 @@ void write_tensor_file(const std::string& path, std::span<const NamedTensor> ten
   file.append(&length, sizeof length);
   file.append(placeholder);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const at::Tensor data = tensors[i].tensor.detach().to(at::kCPU).contiguous();
+    const at::Tensor data = tensors[i].tensor.detach().to(at::kCPU).contiguous().resolve_neg();
     header.tensors[i].crc64 = crc64(0, data.const_data_ptr(), data.nbytes());
     file.append(data.const_data_ptr(), data.nbytes());
   }

@@ -9,14 +9,13 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "espalier/base/atomic_file.hpp"
 #include "espalier/base/check.hpp"
-#include "espalier/comm/agreement.hpp"
+#include "espalier/comm/together.hpp"
 #include "espalier/sharding/tensor_file.hpp"
 
 namespace espalier::detail {
@@ -25,19 +24,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kFormatVersion = 1;
-
-// Runs `action` here and then agrees that it succeeded everywhere. Files' and settings' troubles become the common error.
-void together(const Group& world, const std::function<void()>& action) {
-  std::optional<std::string> error;
-  try {
-    action();
-  } catch (const ConfigError& trouble) {
-    error = trouble.what();
-  } catch (const fs::filesystem_error& trouble) {
-    error = fmt::format("checkpoint: {}: {}", trouble.path1().string(), trouble.code().message());
-  }
-  agree_no_error(world, error);
-}
 
 std::string step_name(std::int64_t step) { return fmt::format("step-{:08}", step); }
 

@@ -50,6 +50,13 @@ std::string file_of(const std::string& name, std::optional<std::int64_t> replica
   return name.substr(0, name.find('.', from)) + (replica ? fmt::format(".replica-{}", *replica) : "") + ".safetensors";
 }
 
+std::array<AxisCoordinate, 4> own_place(const Mesh& mesh) {
+  return {{{"pipe", mesh.coordinate("pipe")},
+           {"data", mesh.coordinate("data")},
+           {"context", mesh.coordinate("context")},
+           {"tensor", mesh.coordinate("tensor")}}};
+}
+
 // ConfigError unless the schedule is sound and ends in an update.
 void check_trains(const Schedule& schedule) {
   const ScheduleReport report = check(schedule);
@@ -67,13 +74,13 @@ struct Engine::State {
   Mesh mesh;
   PipelineModule module;
   EngineOptions options;
+  std::array<AxisCoordinate, 4> rank;  // this one's place on every axis
   Schedule train_schedule = {};
   FlatBuffers flat = {};
   std::unique_ptr<Optimizer> optimizer = {};
   std::int64_t step = 0;
   StepResult last = {};
 
-  std::array<MeshCoordinate, 4> rank() const;
   double mean_loss(double loss_sum, std::int64_t num_micro_batches) const;
   void reduce_tied_grads();
   void reduce_grads();
@@ -89,17 +96,10 @@ struct Engine::State {
   void read_replica_states(const std::string& folder, const detail::CheckpointManifest& manifest, const OptimizerStates& states) const;
 };
 
-std::array<MeshCoordinate, 4> Engine::State::rank() const {
-  return {{{"pipe", mesh.coordinate("pipe")},
-           {"data", mesh.coordinate("data")},
-           {"context", mesh.coordinate("context")},
-           {"tensor", mesh.coordinate("tensor")}}};
-}
-
 // Each last-stage rank has the sum over its own micro-batches.
 double Engine::State::mean_loss(double loss_sum, std::int64_t num_micro_batches) const {
   const Placement one_for_each_data_rank{.sharded_axes = {"data", "context"}, .stages = {module.num_stages() - 1}};
-  const double mine = is_counted(one_for_each_data_rank, rank()) ? loss_sum : 0.0;
+  const double mine = is_counted(one_for_each_data_rank, rank) ? loss_sum : 0.0;
   const auto num_losses = num_micro_batches * mesh.size("data") * mesh.size("context");
   return all_reduce_scalar(mine, mesh.world().group()) / static_cast<double>(num_losses);
 }
@@ -138,7 +138,7 @@ double Engine::State::global_norm() {
     if (!parameter.tensor().requires_grad()) continue;
     Placement placement = parameter.placement;
     if (optimizer->averages()) placement.sharded_axes.insert(placement.sharded_axes.end(), {"data", "context"});
-    power += norm_power(parameter.tensor().grad(), placement, rank(), 2.0);
+    power += norm_power(parameter.tensor().grad(), placement, rank, 2.0);
   }
   return norm_from_power(all_reduce_scalar(power, mesh.world().group()) / static_cast<double>(replicas), 2.0);
 }
@@ -175,7 +175,7 @@ void Engine::State::add_states(const OptimizerStates& states, std::optional<std:
         Placement placement = parameter.placement;
         if (replica) placement.sharded_axes.insert(placement.sharded_axes.end(), {"data", "context"});
         tensors.push_back({file_of(parameter.name, replica), parameter.name + ":" + state.name,
-                           flat.buffers[i].view(state.tensor, static_cast<std::int64_t>(j)), is_counted(placement, rank())});
+                           flat.buffers[i].view(state.tensor, static_cast<std::int64_t>(j)), is_counted(placement, rank)});
       }
     }
   }
@@ -185,7 +185,7 @@ void Engine::State::add_states(const OptimizerStates& states, std::optional<std:
 std::vector<detail::CheckpointTensor> Engine::State::shared_tensors(const OptimizerStates& states) const {
   std::vector<detail::CheckpointTensor> tensors;
   for (const auto& all : {module.parameters(), module.buffers()}) {
-    for (const Parameter& one : all) tensors.push_back({file_of(one.name, {}), one.name, one.tensor(), is_counted(one.placement, rank())});
+    for (const Parameter& one : all) tensors.push_back({file_of(one.name, {}), one.name, one.tensor(), is_counted(one.placement, rank)});
   }
   add_states(states, {}, tensors);
   return tensors;
@@ -224,7 +224,7 @@ void Engine::State::read_replica_states(const std::string& folder, const detail:
 }
 
 Engine::Engine(const Mesh& mesh, const PipelineModule& module, const OptimizerFactory& optimizer, const EngineOptions& options)
-    : state_(new State{.mesh = mesh, .module = module, .options = options}) {
+    : state_(new State{.mesh = mesh, .module = module, .options = options, .rank = own_place(mesh)}) {
   ESPALIER_CHECK_CONFIG(options.loss != nullptr, "engine: no loss function; set EngineOptions::loss");
   ESPALIER_CHECK_CONFIG(options.micro_batches >= 1, "engine: {} micro-batches; expected at least 1", options.micro_batches);
   ESPALIER_CHECK_CONFIG(std::isfinite(options.max_grad_norm) && options.max_grad_norm >= 0.0,
@@ -267,7 +267,7 @@ double Engine::eval_batch(const MicroBatchSource& source, std::int64_t num_micro
 std::int64_t Engine::step() const { return state_->step; }
 
 std::int64_t Engine::num_parameters() const {
-  const auto mine = static_cast<double>(counted_elems(state_->module.parameters(), state_->rank()));
+  const auto mine = static_cast<double>(counted_elems(state_->module.parameters(), state_->rank));
   return std::llround(all_reduce_scalar(mine, state_->mesh.world().group()));
 }
 
@@ -289,9 +289,10 @@ bool Engine::resume(const std::string& folder) {
   const Group& world = state_->mesh.world().group();
   const auto manifest = detail::read_manifest(folder, world);
   if (!manifest) return false;
-  ESPALIER_CHECK_CONFIG(manifest->num_parameters == num_parameters(),
+  const std::int64_t parameters = num_parameters();
+  ESPALIER_CHECK_CONFIG(manifest->num_parameters == parameters,
                         "checkpoint: the model in {} has {} parameters, this one {}; resume with the model it was saved from",
-                        folder, manifest->num_parameters, num_parameters());
+                        folder, manifest->num_parameters, parameters);
   state_->optimizer->restore(manifest->optimizer_steps);
   const auto states = state_->optimizer_states();
   auto tensors = state_->shared_tensors(states);

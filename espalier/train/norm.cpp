@@ -11,7 +11,7 @@
 
 namespace espalier {
 
-double norm_power(const at::Tensor& tensor, const Placement& placement, std::span<const MeshCoordinate> rank, double p) {
+double norm_power(const at::Tensor& tensor, const Placement& placement, std::span<const AxisCoordinate> rank, double p) {
   ESPALIER_CHECK_CONFIG(p > 0.0, "gradient norm: order {}; expected a number above 0 or kInfNorm", p);
   if (tensor.numel() == 0) return 0.0;
   const double norm = at::linalg_vector_norm(tensor, p, /*dim=*/c10::nullopt, /*keepdim=*/false, at::kDouble).item<double>();

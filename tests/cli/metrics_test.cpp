@@ -27,7 +27,7 @@ class Metrics : public ::testing::Test {
     for (const MetricsRow& row : rows) writer.append(row);
   }
 
-  testing::TemporaryFolder folder_;
+  testing_support::TemporaryFolder folder_;
   std::string path_ = folder_.file("metrics.csv");
 };
 
@@ -40,7 +40,7 @@ TEST_F(Metrics, ComeBackWithEveryDigit) {
   write(0, rows);
   EXPECT_EQ(read_metrics(path_), rows);
   EXPECT_THAT(
-      testing::read_text(path_),
+      testing_support::read_text(path_),
       ::testing::StartsWith("step,loss,grad_norm,lr,tokens_per_s,averaging_bytes,averaging_fp32_bytes,"
                             "averaging_share\n0,1.6666666666666667,0.1,"));
 }
@@ -65,34 +65,34 @@ TEST_F(Metrics, OfStepsAfterTheResumedOneAreCut) {
 
 TEST_F(Metrics, LoseATornLastLineOnly) {
   write(0, {row(0), row(1)});
-  const std::string whole = testing::read_text(path_);
-  testing::write_text(path_, whole.substr(0, whole.size() - 3));
+  const std::string whole = testing_support::read_text(path_);
+  testing_support::write_text(path_, whole.substr(0, whole.size() - 3));
   EXPECT_THAT(read_metrics(path_), ElementsAre(row(0)));
   write(5, {row(5)});
   EXPECT_THAT(read_metrics(path_), ElementsAre(row(0), row(5)));
 }
 
 TEST_F(Metrics, RefuseOtherFilesWithTheLine) {
-  EXPECT_THAT(testing::error_of([&] { MetricsWriter(path_, 3); }),
+  EXPECT_THAT(testing_support::error_of([&] { MetricsWriter(path_, 3); }),
               AllOf(HasSubstr(path_), HasSubstr("No such file")));
-  testing::write_text(path_, "a,b\n1,2\n");
-  EXPECT_THAT(testing::error_of([&] { MetricsWriter(path_, 3); }), HasSubstr("line 1"));
+  testing_support::write_text(path_, "a,b\n1,2\n");
+  EXPECT_THAT(testing_support::error_of([&] { MetricsWriter(path_, 3); }), HasSubstr("line 1"));
   write(0, {row(0)});
-  const std::string good = testing::read_text(path_);
+  const std::string good = testing_support::read_text(path_);
   for (const std::string bad :
        {"1,2,3,4,5", "1,2,3,4,5,6,7,8,9", "x,2,3,4,5,6,7,8", "1,2,,4,5,6,7,8", "1.5,2,3,4,5,6,7,8", "1,2,3,4,5,6.5,7,8", ""}) {
-    testing::write_text(path_, good + bad + "\n");
-    EXPECT_THAT(testing::error_of([&] { read_metrics(path_); }),
+    testing_support::write_text(path_, good + bad + "\n");
+    EXPECT_THAT(testing_support::error_of([&] { read_metrics(path_); }),
                 AllOf(HasSubstr(path_), HasSubstr("line 3 is '" + bad + "'")));
-    EXPECT_THAT(testing::error_of([&] { MetricsWriter(path_, 1); }), HasSubstr("line 3"));
-    EXPECT_EQ(testing::read_text(path_), good + bad + "\n");
+    EXPECT_THAT(testing_support::error_of([&] { MetricsWriter(path_, 1); }), HasSubstr("line 3"));
+    EXPECT_EQ(testing_support::read_text(path_), good + bad + "\n");
   }
 }
 
 TEST_F(Metrics, SayThatTheDiskIsFull) {
   MetricsWriter writer(path_, 0);
-  const testing::SmallDisk disk(60);
-  EXPECT_THAT(testing::error_of([&] { writer.append(row(7)); }),
+  const testing_support::SmallDisk disk(60);
+  EXPECT_THAT(testing_support::error_of([&] { writer.append(row(7)); }),
               AllOf(HasSubstr(path_), HasSubstr("step 7")));
 }
 

@@ -12,19 +12,17 @@
 #include "espalier/base/error.hpp"
 #include "espalier/comm/collectives.hpp"
 #include "espalier/comm/run_ranks.hpp"
+#include "tests/support/expect.hpp"
 
 namespace espalier {
 namespace {
 
 using std::chrono::milliseconds;
 using testing::HasSubstr;
+using testing_support::expect;
 
 WorldOptions gloo(milliseconds timeout = milliseconds(20000)) {
   return {.backend = Backend::gloo, .timeout = timeout, .log = nullptr};
-}
-
-void expect(bool holds, const std::string& what) {
-  if (!holds) throw std::runtime_error(what);
 }
 
 std::string error_of(std::int64_t size, const std::function<void(World&)>& body,

@@ -17,8 +17,6 @@ namespace {
 using testing::HasSubstr;
 using namespace testing_support;
 
-const std::string kProbe = ESPALIER_TEST_BIN "/world_probe";
-
 class GroupSetProcesses : public testing::TestWithParam<const char*> {
  protected:
   // Four ranks as if started by mpirun: nobody ends the others when one dies.
@@ -27,7 +25,7 @@ class GroupSetProcesses : public testing::TestWithParam<const char*> {
     std::vector<std::unique_ptr<Program>> ranks;
     for (int rank = 0; rank < 4; ++rank) {
       ranks.push_back(std::make_unique<Program>(
-          std::vector<std::string>{kProbe, what, timeout_ms},
+          std::vector<std::string>{ESPALIER_TEST_BIN "/world_probe", what, timeout_ms},
           std::map<std::string, std::string>{
               {"ESPALIER_BACKEND", GetParam()},
               {"OMPI_COMM_WORLD_RANK", std::to_string(rank)},

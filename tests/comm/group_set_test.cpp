@@ -23,6 +23,8 @@
 #include "espalier/plan/groups/model_data.hpp"
 #include "espalier/plan/groups/named_plans.hpp"
 #include "tests/comm/live_plans.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/expect.hpp"
 
 namespace espalier {
 namespace {
@@ -179,7 +181,8 @@ void expect_no_growth(const std::string& what, const Figures& first, const Figur
             << first.bytes << ", " << last.bytes << "\n";
   EXPECT_LE(last.descriptors, first.descriptors) << what;
   EXPECT_LE(last.threads, first.threads) << what;
-  EXPECT_LE(last.bytes, first.bytes + (1 << 20)) << what;
+  // What threads keep of freed memory for themselves counts as allocated; a communicator that leaked would be far more.
+  EXPECT_LE(last.bytes, first.bytes + (4 << 20)) << what;
 }
 
 // All ranks make the sets in one random order, then each drops them in an order of its own.

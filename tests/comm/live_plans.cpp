@@ -4,12 +4,11 @@
 #include <ATen/ops/full.h>
 
 #include <algorithm>
-#include <stdexcept>
 
-#include "espalier/base/error.hpp"
 #include "espalier/comm/collectives.hpp"
 #include "espalier/comm/group_set.hpp"
 #include "espalier/plan/groups/named_plans.hpp"
+#include "tests/support/expect.hpp"
 
 namespace espalier::testing_support {
 
@@ -62,19 +61,6 @@ std::vector<AskedPlan> asked_plans(std::int64_t world_size) {
            "no plan '" + std::string(named.name) + "' is tested");
   }
   return plans;
-}
-
-void expect(bool holds, const std::string& what) {
-  if (!holds) throw std::runtime_error(what);
-}
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 namespace {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,10 +17,6 @@ struct AskedPlan {
 
 // Each named plan at least once, for worlds of 4 and of 8 ranks.
 std::vector<AskedPlan> asked_plans(std::int64_t world_size);
-
-void expect(bool holds, const std::string& what);
-// The text of the Error that `action` throws; "no error".
-std::string error_of(const std::function<void()>& action);
 
 // Makes every plan live, and compares with it what its groups reduce, what they broadcast from
 // their own source, and what goes around in a ring of each.

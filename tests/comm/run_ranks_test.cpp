@@ -9,15 +9,13 @@
 #include "espalier/base/error.hpp"
 #include "espalier/comm/collectives.hpp"
 #include "espalier/comm/run_ranks.hpp"
+#include "tests/support/expect.hpp"
 
 namespace espalier {
 namespace {
 
 using testing::HasSubstr;
-
-void expect(bool holds, const char* what) {
-  if (!holds) throw std::runtime_error(what);
-}
+using testing_support::expect;
 
 TEST(RunRanks, GivesEachThreadItsRankAndAWorldThatReduces) {
   for (const std::int64_t size : {1, 2, 3, 5}) {

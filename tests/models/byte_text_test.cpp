@@ -21,11 +21,11 @@ using ::testing::HasSubstr;
 class ByteTexts : public ::testing::Test {
  protected:
   std::string file(const std::string& name, const std::string& text) {
-    testing::write_text(folder_.file(name), text);
+    testing_support::write_text(folder_.file(name), text);
     return folder_.file(name);
   }
 
-  testing::TemporaryFolder folder_;
+  testing_support::TemporaryFolder folder_;
 };
 
 using Paths = std::vector<std::string>;
@@ -60,16 +60,16 @@ TEST_F(ByteTexts, GiveAnEmptyBatchItsShape) {
 
 TEST_F(ByteTexts, ThatCannotBeTrainedOnAreRefused) {
   const std::string good = file("good", std::string(128, 'x'));
-  EXPECT_THAT(testing::error_of([&] { ByteText(Paths{good, folder_.file("gone")}, 16); }),
+  EXPECT_THAT(testing_support::error_of([&] { ByteText(Paths{good, folder_.file("gone")}, 16); }),
               AllOf(HasSubstr(folder_.file("gone")), HasSubstr("No such file or directory")));
-  EXPECT_THAT(testing::error_of([&] { ByteText(Paths{file("empty", ""), good}, 16); }),
+  EXPECT_THAT(testing_support::error_of([&] { ByteText(Paths{file("empty", ""), good}, 16); }),
               AllOf(HasSubstr(folder_.file("empty")), HasSubstr("is empty")));
-  EXPECT_THAT(testing::error_of([&] { ByteText(Paths{folder_.path()}, 16); }),
+  EXPECT_THAT(testing_support::error_of([&] { ByteText(Paths{folder_.path()}, 16); }),
               AllOf(HasSubstr(folder_.path()), HasSubstr("Is a directory")));
-  EXPECT_THAT(testing::error_of([&] { ByteText(Paths{}, 16); }), HasSubstr("no file was given"));
-  EXPECT_THAT(testing::error_of([&] { ByteText(Paths{good}, 128); }),
+  EXPECT_THAT(testing_support::error_of([&] { ByteText(Paths{}, 16); }), HasSubstr("no file was given"));
+  EXPECT_THAT(testing_support::error_of([&] { ByteText(Paths{good}, 128); }),
               AllOf(HasSubstr("128 bytes in all"), HasSubstr("context + 1 = 129")));
-  EXPECT_THAT(testing::error_of([&] { ByteText(Paths{good}, 0); }), HasSubstr("context 0"));
+  EXPECT_THAT(testing_support::error_of([&] { ByteText(Paths{good}, 0); }), HasSubstr("context 0"));
   EXPECT_EQ(ByteText(Paths{good}, 127).num_samples(), 1);
 }
 

@@ -4,30 +4,19 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
-#include <limits>
 #include <string>
 #include <vector>
 
 #include "espalier/comm/run_ranks.hpp"
 #include "espalier/parallel/compress/compressed_all_reduce.hpp"
 #include "tests/oracle/check.hpp"
+#include "tests/support/oracle_tensors.hpp"
 
 namespace espalier {
 namespace {
 
 using oracle::Json;
-
-double number(const Json& value) {
-  if (value.is_number()) return value.get<double>();
-  if (value == "nan") return std::numeric_limits<double>::quiet_NaN();
-  return (value == "-inf" ? -1 : 1) * std::numeric_limits<double>::infinity();
-}
-
-at::Tensor to_tensor(const Json& list, at::ScalarType dtype) {
-  std::vector<double> numbers;
-  for (const Json& value : list) numbers.push_back(number(value));
-  return at::tensor(numbers, at::kDouble).to(dtype);
-}
+using testing_support::oracle_tensor;
 
 template <class T>
 std::vector<T> to_list(const at::Tensor& tensor, at::ScalarType dtype) {
@@ -43,7 +32,7 @@ Json one_rank(World& world, const Json& in) {
   CompressedAllReduce compressed(world.group(), in["length"], dtype, {.padded_elems = in["padded"], .padding_in_scale = true});
   Json rounds = Json::array();
   for (const Json& inputs : in["rounds"]) {
-    at::Tensor tensor = to_tensor(inputs[static_cast<std::size_t>(world.rank())], dtype);
+    at::Tensor tensor = oracle_tensor(inputs[static_cast<std::size_t>(world.rank())], dtype);
     compressed.mean_(tensor);
     const CompressedMessage& sent = compressed.last_message();
     rounds.push_back({{"worker_scale", sent.worker_scale},

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <limits>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -16,16 +15,14 @@
 #include "espalier/comm/run_ranks.hpp"
 #include "espalier/parallel/compress/compressed_all_reduce.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/expect.hpp"
 
 namespace espalier {
 namespace {
 
 using ::testing::HasSubstr;
+using testing_support::expect;
 using Numbers = std::vector<double>;
-
-void expect(bool holds, const std::string& what) {
-  if (!holds) throw std::runtime_error(what);
-}
 
 // The same on every call with the same numbers.
 Numbers input_of(std::int64_t rank, std::int64_t round, std::int64_t count) {
@@ -203,7 +200,7 @@ TEST(CompressedAllReduce, RefusesWhatIsNotFiniteOnAllRanksAndChangesNothing) {
         if (round == 2) {
           if (world.rank() == 1) tensor[40] = bad;
           const at::Tensor before = tensor.clone();
-          const std::string text = testing::error_of([&] { compressed.mean_(tensor); });
+          const std::string text = testing_support::error_of([&] { compressed.mean_(tensor); });
           expect(text.find("scales must be finite, but rank 1 has ") != std::string::npos && text.find("rank 0") == std::string::npos &&
                      text.find("nothing was changed") != std::string::npos, text);
           expect(tensor.equal(before) || world.rank() == 1, "the tensor was changed");
@@ -224,7 +221,7 @@ TEST(CompressedAllReduce, RefusesAMeanThatIsTooLargeAndSetsAllErrorsToZero) {
       CompressedAllReduce compressed(world.group(), 32, dtype);
       if (world.rank() == 1) compressed.server_error().fill_(large);
       at::Tensor tensor = at::full({32}, large, at::kDouble).to(dtype), before = tensor.clone();
-      const std::string text = testing::error_of([&] { compressed.mean_(tensor); });
+      const std::string text = testing_support::error_of([&] { compressed.mean_(tensor); });
       expect(text.find("of the mean must be finite in") != std::string::npos && text.find("rank 1 has ") != std::string::npos &&
                  text.find("all errors were set to zero") != std::string::npos, text);
       expect(tensor.equal(before), "the tensor was changed");
@@ -256,7 +253,7 @@ TEST(CompressedAllReduce, CountsTheBytesItHandsToTheTransport) {
 TEST(CompressedAllReduce, RefusesWhatCannotWorkWithTheNumbersThatCan) {
   run_ranks(3, [](World& world) {
     const auto text = [&](std::int64_t count, at::ScalarType dtype, CompressionOptions options = {}) {
-      return testing::error_of([&] { CompressedAllReduce(world.group(), count, dtype, options); });
+      return testing_support::error_of([&] { CompressedAllReduce(world.group(), count, dtype, options); });
     };
     expect(text(16, at::kFloat, {.padded_elems = 16}).find("multiple of 8 bits x 3 ranks = 24") != std::string::npos, "multiple");
     expect(text(30, at::kFloat, {.padded_elems = 24}).find("for example 48") != std::string::npos, "too small");
@@ -265,7 +262,7 @@ TEST(CompressedAllReduce, RefusesWhatCannotWorkWithTheNumbersThatCan) {
     expect(text(world.rank() == 2 ? 17 : 16, at::kFloat).find("17 elements") != std::string::npos, "disagreement");
     CompressedAllReduce compressed(world.group(), 16, at::kFloat);
     at::Tensor tensor = at::zeros({15});
-    expect(testing::error_of([&] { compressed.mean_(tensor); }).find("15 elements of Float; it was made for 16 of Float") != std::string::npos, "tensor");
+    expect(testing_support::error_of([&] { compressed.mean_(tensor); }).find("15 elements of Float; it was made for 16 of Float") != std::string::npos, "tensor");
   });
 }
 
@@ -354,11 +351,11 @@ TEST(Recut, GivesBackStateThatHasTheShapeAlready) {
 
 TEST(Recut, RefusesTensorsThatDoNotFitTogether) {
   CompressionErrors errors = zero_errors(2, 32, at::kFloat);
-  EXPECT_THAT(testing::error_of([&] { recut(errors, 33, 4); }), HasSubstr("not below 33"));
-  EXPECT_THAT(testing::error_of([&] { recut(errors, 32, 3, 32); }), HasSubstr("expected a multiple of 24"));
-  EXPECT_THAT(testing::error_of([&] { recut({}, 32, 3); }), HasSubstr("0 worker errors and 0 server errors"));
+  EXPECT_THAT(testing_support::error_of([&] { recut(errors, 33, 4); }), HasSubstr("not below 33"));
+  EXPECT_THAT(testing_support::error_of([&] { recut(errors, 32, 3, 32); }), HasSubstr("expected a multiple of 24"));
+  EXPECT_THAT(testing_support::error_of([&] { recut({}, 32, 3); }), HasSubstr("0 worker errors and 0 server errors"));
   errors.server[1] = at::zeros({15});
-  EXPECT_THAT(testing::error_of([&] { recut(errors, 32, 4); }), HasSubstr("server error of rank 1 has 15 elements of Float; expected 16"));
+  EXPECT_THAT(testing_support::error_of([&] { recut(errors, 32, 4); }), HasSubstr("server error of rank 1 has 15 elements of Float; expected 16"));
 }
 
 }  // namespace

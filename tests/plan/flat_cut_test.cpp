@@ -3,28 +3,19 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "espalier/base/error.hpp"
+#include "tests/support/oracle_records.hpp"
 
 namespace espalier {
 namespace {
 
 using Json = nlohmann::json;
-
-std::vector<Json> records_of(const std::string& function) {
-  std::ifstream file(ESPALIER_TEST_DATA "/oracles/norms.json");
-  const Json all = Json::parse(file);
-  std::vector<Json> found;
-  for (const Json& record : all["records"]) {
-    if (record["function"] == function) found.push_back(record);
-  }
-  return found;
-}
+using espalier::testing_support::oracle_records;
 
 TEST(FlatCut, PadsAsTheOracleSays) {
-  const auto records = records_of("flat_padding");
+  const auto records = oracle_records("norms.json", "flat_padding");
   ASSERT_EQ(records.size(), 17u);
   for (const Json& record : records) {
     const Json& in = record["in"];
@@ -40,7 +31,7 @@ TEST(FlatCut, PadsAsTheOracleSays) {
 }
 
 TEST(FlatCut, FindsEveryPieceAsTheOracleSays) {
-  const auto records = records_of("flat_fragments");
+  const auto records = oracle_records("norms.json", "flat_fragments");
   ASSERT_EQ(records.size(), 13u);
   for (const Json& record : records) {
     const std::vector<std::int64_t> sizes = record["in"]["sizes"];
@@ -59,7 +50,7 @@ TEST(FlatCut, FindsEveryPieceAsTheOracleSays) {
 }
 
 TEST(FlatCut, PadsCountsToAMultipleAsTheOracleSays) {
-  const auto records = records_of("pad_items");
+  const auto records = oracle_records("norms.json", "pad_items");
   ASSERT_EQ(records.size(), 7u);
   for (const Json& record : records) {
     const std::int64_t items = record["in"]["items"], ranks = record["in"]["ranks"];

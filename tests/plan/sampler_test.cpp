@@ -133,16 +133,16 @@ TEST(Sampler, OfAnotherSeedGivesAnotherOrder) {
 }
 
 TEST(Sampler, RefusesABatchThatDoesNotDivide) {
-  EXPECT_THAT(testing::error_of([] {
+  EXPECT_THAT(testing_support::error_of([] {
                 Sampler({.num_samples = 100, .batch = 18, .data = 2, .micro_batches = 4});
               }),
               AllOf(HasSubstr("batch of 18"), HasSubstr("data 2 x micro-batches 4 = 8"),
                     HasSubstr("such as 24")));
-  EXPECT_THAT(testing::error_of([] { Sampler({.num_samples = 0, .batch = 8}); }),
+  EXPECT_THAT(testing_support::error_of([] { Sampler({.num_samples = 0, .batch = 8}); }),
               HasSubstr("0 samples"));
-  EXPECT_THAT(testing::error_of([] { Sampler({.num_samples = 9, .batch = 0}); }),
+  EXPECT_THAT(testing_support::error_of([] { Sampler({.num_samples = 9, .batch = 0}); }),
               HasSubstr("batch 0"));
-  EXPECT_THAT(testing::error_of([] { Sampler({.num_samples = 9, .batch = 8, .data = -2}); }),
+  EXPECT_THAT(testing_support::error_of([] { Sampler({.num_samples = 9, .batch = 8, .data = -2}); }),
               HasSubstr("data -2"));
 }
 

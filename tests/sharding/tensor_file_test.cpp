@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 
 class TensorFiles : public ::testing::Test {
  protected:
-  testing::TemporaryFolder folder_;
+  testing_support::TemporaryFolder folder_;
   std::string path_ = folder_.file("model.safetensors");
 };
 
@@ -46,7 +46,7 @@ std::vector<NamedTensor> all_dtypes() {
 // A file made by hand: any header, any data.
 void write_raw(const std::string& path, const std::string& header, const std::string& data) {
   const std::uint64_t length = header.size();
-  testing::write_text(path, std::string(reinterpret_cast<const char*>(&length), 8) + header + data);
+  testing_support::write_text(path, std::string(reinterpret_cast<const char*>(&length), 8) + header + data);
 }
 
 std::string output_of(const std::string& command) {
@@ -92,7 +92,8 @@ TEST_F(TensorFiles, HoldScalarsEmptyTensorsAndAnyStrides) {
   const std::vector<NamedTensor> tensors{
       {"scalar", at::scalar_tensor(2.5, at::kDouble)}, {"empty", at::empty({3, 0, 2})},
       {"transposed", base.permute({2, 0, 1})},         {"expanded", at::ones({1}).expand({5})},
-      {"needs grad", at::ones({2}).requires_grad_()},  {"", at::zeros({1})}};
+      {"needs grad", at::ones({2}).requires_grad_()},  {"", at::zeros({1})},
+      {"negative view", at::_neg_view(base)}};
   write_tensor_file(path_, tensors);
   const TensorFile file(path_);
   for (const auto& [name, tensor] : tensors) {
@@ -125,7 +126,7 @@ TEST_F(TensorFiles, GiveAnySliceOfTheFlatElements) {
   for (const auto& [begin, end] :
        std::vector<std::pair<std::int64_t, std::int64_t>>{{-1, 2}, {3, 2}, {0, 700'001}}) {
     EXPECT_THAT(
-        testing::error_of([&, begin = begin, end = end] { file.read_elems("w", begin, end); }),
+        testing_support::error_of([&, begin = begin, end = end] { file.read_elems("w", begin, end); }),
         AllOf(HasSubstr("'w'"), HasSubstr("700000"), HasSubstr(std::to_string(end))));
   }
 }
@@ -142,7 +143,7 @@ TEST_F(TensorFiles, AreReadByAnotherReader) {
 
 TEST_F(TensorFiles, OfAnotherWriterAreReadOnRequest) {
   ASSERT_EQ(peer("write", path_), "");
-  EXPECT_THAT(testing::error_of([&] { TensorFile file(path_); }),
+  EXPECT_THAT(testing_support::error_of([&] { TensorFile file(path_); }),
               AllOf(HasSubstr("no checksum"), HasSubstr("Checksums::if_present")));
   const TensorFile file(path_, Checksums::if_present);
   EXPECT_EQ(file.metadata(), (StringMap{{"origin", "peer"}}));
@@ -157,18 +158,18 @@ TEST_F(TensorFiles, RefuseWhatAHeaderCannotHold) {
   const auto write = [&](std::vector<NamedTensor> tensors, StringMap metadata = {}) {
     return [=, this] { write_tensor_file(path_, tensors, metadata); };
   };
-  EXPECT_THAT(testing::error_of(write({{"a", one}, {"b", one}, {"a", one}})),
+  EXPECT_THAT(testing_support::error_of(write({{"a", one}, {"b", one}, {"a", one}})),
               AllOf(HasSubstr(path_), HasSubstr("'a' is given twice")));
-  EXPECT_THAT(testing::error_of(write({{"__metadata__", one}})),
+  EXPECT_THAT(testing_support::error_of(write({{"__metadata__", one}})),
               HasSubstr("reserved by the format"));
-  EXPECT_THAT(testing::error_of(write({{"a", at::Tensor()}})), HasSubstr("'a' is undefined"));
-  EXPECT_THAT(testing::error_of(write({{"a", one.to_sparse()}})), HasSubstr("sparse"));
-  EXPECT_THAT(testing::error_of(write({{"a", one.to(at::kComplexFloat)}})),
+  EXPECT_THAT(testing_support::error_of(write({{"a", at::Tensor()}})), HasSubstr("'a' is undefined"));
+  EXPECT_THAT(testing_support::error_of(write({{"a", one.to_sparse()}})), HasSubstr("sparse"));
+  EXPECT_THAT(testing_support::error_of(write({{"a", one.to(at::kComplexFloat)}})),
               AllOf(HasSubstr("ComplexFloat"), HasSubstr("F64 F32")));
-  EXPECT_THAT(testing::error_of(write({{"\xff", one}})), HasSubstr("not UTF-8"));
-  EXPECT_THAT(testing::error_of(write({{"a", one}}, {{"crc64.a", "x"}})),
+  EXPECT_THAT(testing_support::error_of(write({{"\xff", one}})), HasSubstr("not UTF-8"));
+  EXPECT_THAT(testing_support::error_of(write({{"a", one}}, {{"crc64.a", "x"}})),
               HasSubstr("'crc64.a' is reserved"));
-  EXPECT_THAT(testing::error_of(write({{"a", one}}, {{"header_crc64", "x"}})),
+  EXPECT_THAT(testing_support::error_of(write({{"a", one}}, {{"header_crc64", "x"}})),
               HasSubstr("'header_crc64' is reserved"));
   EXPECT_TRUE(folder_.names().empty());
 }
@@ -176,26 +177,26 @@ TEST_F(TensorFiles, RefuseWhatAHeaderCannotHold) {
 TEST_F(TensorFiles, SurviveAFullDiskWhileTheNextIsWritten) {
   write_tensor_file(path_, std::vector<NamedTensor>{{"w", at::arange(10)}});
   {
-    const testing::SmallDisk disk(50'000);
-    EXPECT_THAT(testing::error_of([&] {
+    const testing_support::SmallDisk disk(50'000);
+    EXPECT_THAT(testing_support::error_of([&] {
                   write_tensor_file(path_, std::vector<NamedTensor>{{"w", at::zeros({100'000})}});
                 }),
                 AllOf(HasSubstr(path_), HasSubstr("byte 50000"), HasSubstr("File too large")));
   }
   EXPECT_TRUE(at::equal(TensorFile(path_).read("w"), at::arange(10)));
   EXPECT_EQ(folder_.names(), std::set<std::string>{"model.safetensors"});
-  EXPECT_THAT(testing::error_of([&] { write_tensor_file("/proc/x.safetensors", {}); }),
+  EXPECT_THAT(testing_support::error_of([&] { write_tensor_file("/proc/x.safetensors", {}); }),
               HasSubstr("/proc/x.safetensors"));
 }
 
 TEST_F(TensorFiles, ThatAreMissingOrNoFilesAreRefused) {
-  EXPECT_THAT(testing::error_of([&] { TensorFile file(path_); }),
+  EXPECT_THAT(testing_support::error_of([&] { TensorFile file(path_); }),
               AllOf(HasSubstr(path_), HasSubstr("No such file")));
-  EXPECT_THAT(testing::error_of([&] { TensorFile file(folder_.path()); }),
+  EXPECT_THAT(testing_support::error_of([&] { TensorFile file(folder_.path()); }),
               HasSubstr("not a regular file"));
   write_tensor_file(path_,
                     std::vector<NamedTensor>{{"one", at::ones({1})}, {"two", at::ones({1})}});
-  EXPECT_THAT(testing::error_of([&] { TensorFile(path_).read("three"); }),
+  EXPECT_THAT(testing_support::error_of([&] { TensorFile(path_).read("three"); }),
               AllOf(HasSubstr("'three'"), HasSubstr("2: one, two")));
 }
 
@@ -240,7 +241,7 @@ TEST_F(TensorFiles, WithAWrongHeaderAreRefusedInWords) {
   };
   for (const auto& [header, message] : cases) {
     write_raw(path_, header, sixteen);
-    EXPECT_THAT(testing::error_of([&] { TensorFile file(path_, Checksums::if_present); }),
+    EXPECT_THAT(testing_support::error_of([&] { TensorFile file(path_, Checksums::if_present); }),
                 AllOf(HasSubstr(path_), HasSubstr(message)))
         << header;
   }
@@ -248,20 +249,20 @@ TEST_F(TensorFiles, WithAWrongHeaderAreRefusedInWords) {
   EXPECT_EQ(TensorFile(path_, Checksums::if_present).tensors().size(), 1U);
   write_raw(path_, "{\"a\":" + entry("[2,8]", "[0,16]", "BOOL") + "}",
             std::string(11, '\1') + '\7' + std::string(4, '\0'));
-  EXPECT_THAT(testing::error_of([&] { TensorFile(path_, Checksums::if_present).read("a"); }),
+  EXPECT_THAT(testing_support::error_of([&] { TensorFile(path_, Checksums::if_present).read("a"); }),
               HasSubstr("element 11 of tensor 'a' is 7"));
 }
 
 TEST_F(TensorFiles, WithAnAbsurdHeaderLengthAreRefusedBeforeAnythingIsAllocated) {
   for (const std::uint64_t length :
        {std::uint64_t{100'000'001}, std::uint64_t{1} << 62, ~std::uint64_t{0}}) {
-    testing::write_text(path_, std::string(reinterpret_cast<const char*>(&length), 8) + "{}");
-    EXPECT_THAT(testing::error_of([&] { TensorFile file(path_); }),
+    testing_support::write_text(path_, std::string(reinterpret_cast<const char*>(&length), 8) + "{}");
+    EXPECT_THAT(testing_support::error_of([&] { TensorFile file(path_); }),
                 AllOf(HasSubstr(std::to_string(length)), HasSubstr("at most 100000000")));
   }
   const std::uint64_t length = 3;
-  testing::write_text(path_, std::string(reinterpret_cast<const char*>(&length), 8) + "{}");
-  EXPECT_THAT(testing::error_of([&] { TensorFile file(path_); }),
+  testing_support::write_text(path_, std::string(reinterpret_cast<const char*>(&length), 8) + "{}");
+  EXPECT_THAT(testing_support::error_of([&] { TensorFile file(path_); }),
               HasSubstr("takes 3 bytes, but the file has 2"));
 }
 
@@ -274,11 +275,11 @@ class DamagedTensorFiles : public TensorFiles {
                                                {"mask", at::tensor({1, 0, 1}).to(at::kBool)},
                                                {"none", at::empty({0})}},
                       {{"step", "3"}});
-    good_ = testing::read_text(path_);
+    good_ = testing_support::read_text(path_);
   }
 
   std::string complaint(const std::string& content) {
-    testing::write_text(path_, content);
+    testing_support::write_text(path_, content);
     try {
       const TensorFile file(path_);
       file.verify();
@@ -326,13 +327,13 @@ TEST_F(DamagedTensorFiles, SayWhichTensorAndWhichBytes) {
   std::string bad = good_;
   bad[bad.size() - 20] ^= 1;  // in bias, the first 40 of the last 43 bytes
   const auto first = bad.size() - 43;
-  testing::write_text(path_, bad);
+  testing_support::write_text(path_, bad);
   const TensorFile file(path_);
   EXPECT_THAT(
-      testing::error_of([&] { file.read_elems("bias", 0, 1); }),
+      testing_support::error_of([&] { file.read_elems("bias", 0, 1); }),
       AllOf(HasSubstr(fmt::format("'bias' (bytes {} to {} of the file)", first, first + 40)),
             HasSubstr("CRC-64")));
-  EXPECT_THAT(testing::error_of([&] { file.read("bias"); }), HasSubstr("'bias'"));
+  EXPECT_THAT(testing_support::error_of([&] { file.read("bias"); }), HasSubstr("'bias'"));
   EXPECT_TRUE(file.read("mask")[0].item<bool>());  // unharmed
 }
 
@@ -340,14 +341,14 @@ TEST_F(DamagedTensorFiles, SayWhichTensorAndWhichBytes) {
 // never in a crash.
 TEST_F(DamagedTensorFiles, OfOtherProgramsNeverCrashTheReader) {
   ASSERT_EQ(peer("write", path_), "");
-  const std::string foreign = testing::read_text(path_);
+  const std::string foreign = testing_support::read_text(path_);
   std::mt19937 random(11);
   int refused = 0;
   for (int round = 0; round < 1000; ++round) {
     std::string bad = foreign;
     for (std::size_t i = 0; i <= random() % 3; ++i)
       bad[random() % bad.size()] = static_cast<char>(random());
-    testing::write_text(path_, bad);
+    testing_support::write_text(path_, bad);
     try {
       const TensorFile file(path_, Checksums::if_present);
       for (const TensorInfo& info : file.tensors())

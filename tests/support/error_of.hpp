@@ -6,17 +6,17 @@
 
 #include "espalier/base/error.hpp"
 
-namespace espalier::testing {
+namespace espalier::testing_support {
 
-// The text of the ConfigError that `action` throws. Far cheaper to compile than ThrowsMessage with
+// The text of the Error that `action` throws. Far cheaper to compile than ThrowsMessage with
 // a lambda each.
 inline std::string error_of(const std::function<void()>& action) {
   try {
     action();
-  } catch (const ConfigError& error) {
+  } catch (const Error& error) {
     return error.what();
   }
-  return "(no ConfigError)";
+  return "no error";
 }
 
-}  // namespace espalier::testing
+}  // namespace espalier::testing_support

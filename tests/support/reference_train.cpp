@@ -7,7 +7,7 @@
 #include <cmath>
 #include <utility>
 
-namespace espalier::testing {
+namespace espalier::testing_support {
 namespace {
 
 double accumulate_gradients(const NamedTensors& parameters, const ReferenceForward& forward,
@@ -102,4 +102,4 @@ ReferenceResult reference_train(
   return result;
 }
 
-}  // namespace espalier::testing
+}  // namespace espalier::testing_support

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace espalier::testing {
+namespace espalier::testing_support {
 
 using Tensors = std::vector<at::Tensor>;
 using NamedTensors = std::map<std::string, at::Tensor>;
@@ -55,4 +55,4 @@ ReferenceResult reference_train(
     const std::function<std::vector<ReferenceMicroBatch>(std::int64_t step)>& micro_batches,
     std::int64_t num_steps, const ReferenceOptions& options);
 
-}  // namespace espalier::testing
+}  // namespace espalier::testing_support

@@ -6,7 +6,7 @@
 
 #include <sys/resource.h>
 
-namespace espalier::testing {
+namespace espalier::testing_support {
 
 // While it lives, no file of this process can grow beyond `num_bytes`: writes fail in the middle as
 // on a full disk, with EFBIG. Needs no privilege, unlike a small file system.
@@ -29,4 +29,4 @@ class SmallDisk {
   rlimit old_limit_{};
 };
 
-}  // namespace espalier::testing
+}  // namespace espalier::testing_support

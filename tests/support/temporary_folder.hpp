@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace espalier::testing {
+namespace espalier::testing_support {
 
 // An empty folder that is removed, with what is in it, at the end of the scope.
 class TemporaryFolder {
@@ -53,4 +53,4 @@ inline void write_text(const std::string& path, const std::string& text) {
   if (!stream.flush()) throw std::runtime_error("cannot write " + path);
 }
 
-}  // namespace espalier::testing
+}  // namespace espalier::testing_support

@@ -123,7 +123,7 @@ TEST(Engine, ResumesBitForBitWithEveryOptimizer) {
   for (const Named& optimizer : optimizers()) {
     SCOPED_TRACE(optimizer.name);
     const Training run{.layout = {.pipe = 2, .data = 2}, .optimizer = optimizer.factory, .max_grad_norm = 0.1};
-    const testing::TemporaryFolder folder;
+    const testing_support::TemporaryFolder folder;
     const Weights whole = train(run, 6, [&](Engine& engine, World&, std::int64_t step) {
       if (step == 3) engine.save(folder.path());
     });
@@ -135,7 +135,7 @@ TEST(Engine, ResumesBitForBitWithEveryOptimizer) {
 }
 
 TEST(Engine, ResumesInAnotherLayoutWithTheSameTensors) {
-  const testing::TemporaryFolder folder;
+  const testing_support::TemporaryFolder folder;
   const auto save = [&](Engine& engine, World&, std::int64_t step) {
     if (step == 3) engine.save(folder.path());
   };
@@ -148,7 +148,7 @@ TEST(Engine, ResumesInAnotherLayoutWithTheSameTensors) {
 }
 
 TEST(Engine, HasNothingToResumeInAnEmptyFolder) {
-  const testing::TemporaryFolder folder;
+  const testing_support::TemporaryFolder folder;
   train({}, 1, [&](Engine& engine, World&, std::int64_t) { EXPECT_FALSE(engine.resume(folder.path())); });
 }
 

@@ -13,10 +13,13 @@
 #include "espalier/models/gpt/gpt.hpp"
 #include "espalier/parallel/pipeline/build_layer.hpp"
 #include "espalier/plan/seed.hpp"
+#include "espalier/sharding/tensor_file.hpp"
 #include "espalier/train/engine.hpp"
 #include "espalier/train/norm.hpp"
+#include "tests/support/program.hpp"
+#include "tests/support/temporary_folder.hpp"
 
-namespace espalier::testing {
+namespace espalier::testing_support {
 namespace {
 
 constexpr std::uint64_t kSeed = 7;
@@ -38,6 +41,40 @@ double lr_at(std::int64_t step) { return kLr * static_cast<double>(step + 1); }
 
 at::Tensor inputs_of(const at::Tensor& sequence) { return sequence.narrow(1, 0, kContext).contiguous(); }
 at::Tensor targets_of(const at::Tensor& sequence) { return sequence.narrow(1, 1, kContext).contiguous(); }
+
+// Adds what one rank saw to what others did.
+void merge(ReferenceResult& into, const ReferenceResult& from) {
+  const auto merge_tensors = [](NamedTensors& tensors, const NamedTensors& more) {
+    for (const auto& [name, tensor] : more) {
+      const auto [there, inserted] = tensors.emplace(name, tensor);
+      if (!inserted && !at::equal(there->second, tensor)) throw std::runtime_error("two copies of " + name + " differ");
+    }
+  };
+  if (!into.losses.empty() && (into.losses != from.losses || into.norms != from.norms)) {
+    throw std::runtime_error("two ranks see different losses or norms");
+  }
+  into.losses = from.losses;
+  into.norms = from.norms;
+  merge_tensors(into.first_gradients, from.first_gradients);
+  merge_tensors(into.final_weights, from.final_weights);
+}
+
+ReferenceResult read_result(const std::string& path) {
+  const TensorFile file(path);
+  const auto numbers = [&](const char* name) {
+    const at::Tensor tensor = file.read(name);
+    return std::vector<double>(tensor.data_ptr<double>(), tensor.data_ptr<double>() + tensor.numel());
+  };
+  ReferenceResult result;
+  result.losses = numbers("losses");
+  result.norms = numbers("norms");
+  for (const TensorInfo& info : file.tensors()) {
+    const std::size_t colon = info.name.find(':');
+    if (info.name.starts_with("gradient:")) result.first_gradients[info.name.substr(colon + 1)] = file.read(info.name);
+    if (info.name.starts_with("weight:")) result.final_weights[info.name.substr(colon + 1)] = file.read(info.name);
+  }
+  return result;
+}
 
 }  // namespace
 
@@ -112,24 +149,34 @@ ReferenceResult train_in_threads(const GptRun& run) {
 ReferenceResult train_in_threads(const GptRun& run, const Runner& runner) {
   std::mutex mutex;
   ReferenceResult merged;
-  const auto merge = [](NamedTensors& into, const NamedTensors& from) {
-    for (const auto& [name, tensor] : from) {
-      const auto [there, inserted] = into.emplace(name, tensor);
-      if (!inserted && !at::equal(there->second, tensor)) throw std::runtime_error("two copies of " + name + " differ");
-    }
-  };
   runner(run.layout.pipe * run.layout.data, [&](World& world) {
     const ReferenceResult mine = train_rank(world, run);
     const std::lock_guard lock(mutex);
-    if (!merged.losses.empty() && (merged.losses != mine.losses || merged.norms != mine.norms)) {
-      throw std::runtime_error("two ranks see different losses or norms");
-    }
-    merged.losses = mine.losses;
-    merged.norms = mine.norms;
-    merge(merged.first_gradients, mine.first_gradients);
-    merge(merged.final_weights, mine.final_weights);
+    merge(merged, mine);
   });
   return merged;
+}
+
+ReferenceResult train_in_processes(const GptRun& run, const std::string& backend) {
+  const TemporaryFolder folder;
+  const std::int64_t num_ranks = run.layout.pipe * run.layout.data;
+  testing_support::Program program({ESPALIER_TEST_BIN "/espalier", "run", "-n", std::to_string(num_ranks), "--",
+                                    ESPALIER_TEST_BIN "/gpt_rank", folder.path(),
+                                    fmt::format("pipe={},data={}", run.layout.pipe, run.layout.data), run.schedule,
+                                    std::to_string(run.micro_batches), std::to_string(run.recompute_every),
+                                    std::to_string(run.steps), run.dtype == at::kFloat ? "fp32" : "fp64"},
+                                   {{"ESPALIER_BACKEND", backend}});
+  if (program.wait(std::chrono::seconds(120)) != 0) throw std::runtime_error(program.output() + program.error());
+  ReferenceResult merged;
+  for (std::int64_t rank = 0; rank < num_ranks; ++rank) merge(merged, read_result(folder.file("rank-" + std::to_string(rank))));
+  return merged;
+}
+
+void write_result(const ReferenceResult& result, const std::string& path) {
+  std::vector<NamedTensor> tensors{{"losses", at::tensor(result.losses, at::kDouble)}, {"norms", at::tensor(result.norms, at::kDouble)}};
+  for (const auto& [name, tensor] : result.first_gradients) tensors.push_back({"gradient:" + name, tensor});
+  for (const auto& [name, tensor] : result.final_weights) tensors.push_back({"weight:" + name, tensor});
+  write_tensor_file(path, tensors);
 }
 
 Difference largest_difference(const ReferenceResult& a, const ReferenceResult& b) {
@@ -157,4 +204,4 @@ Difference largest_difference(const ReferenceResult& a, const ReferenceResult& b
   return worst;
 }
 
-}  // namespace espalier::testing
+}  // namespace espalier::testing_support

@@ -15,7 +15,7 @@
 #include "espalier/plan/schedule/schedules.hpp"
 #include "tests/support/reference_train.hpp"
 
-namespace espalier::testing {
+namespace espalier::testing_support {
 
 struct GptRun {
   LayoutSpec layout = {};
@@ -43,6 +43,11 @@ using Runner = std::function<void(std::int64_t num_ranks, const std::function<vo
 ReferenceResult train_in_threads(const GptRun& run, const Runner& runner);
 ReferenceResult train_in_threads(const GptRun& run);
 
+// The same with all ranks as processes under `espalier run`.
+ReferenceResult train_in_processes(const GptRun& run, const std::string& backend);
+
+void write_result(const ReferenceResult& result, const std::string& path);
+
 // The largest difference between the two, each relative to the largest value of its tensor (or, for small tensors, to
 // 1e-3 of the largest of all): what it is and where.
 struct Difference {
@@ -51,4 +56,4 @@ struct Difference {
 };
 Difference largest_difference(const ReferenceResult& a, const ReferenceResult& b);
 
-}  // namespace espalier::testing
+}  // namespace espalier::testing_support

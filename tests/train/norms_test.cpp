@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <fstream>
 #include <mutex>
 #include <nlohmann/json.hpp>
 
@@ -12,32 +11,16 @@
 #include "espalier/comm/run_ranks.hpp"
 #include "espalier/sharding/placement.hpp"
 #include "espalier/train/norm.hpp"
+#include "tests/support/oracle_records.hpp"
+#include "tests/support/oracle_tensors.hpp"
 
 namespace espalier {
 namespace {
 
 using Json = nlohmann::json;
-
-double number(const Json& value) {
-  if (value.is_string()) return value == "nan" ? std::nan("") : value == "-inf" ? -kInfNorm : kInfNorm;
-  return value;
-}
-
-at::Tensor tensor_of(const Json& values) {
-  std::vector<double> numbers;
-  for (const Json& value : values) numbers.push_back(number(value));
-  return at::tensor(numbers, at::kDouble);
-}
-
-std::vector<Json> records_of(const std::string& function) {
-  std::ifstream file(ESPALIER_TEST_DATA "/oracles/norms.json");
-  const Json all = Json::parse(file);
-  std::vector<Json> found;
-  for (const Json& record : all["records"]) {
-    if (record["function"] == function) found.push_back(record);
-  }
-  return found;
-}
+using testing_support::oracle_number;
+using testing_support::oracle_records;
+using testing_support::oracle_tensor;
 
 Placement placement_of(const Json& by_axis) {
   Placement placement;
@@ -57,17 +40,17 @@ std::vector<double> norms_on_ranks(const Json& in) {
   const std::vector<std::int64_t> dims = in["dims"];
   std::int64_t size = 1;
   for (const std::int64_t dim : dims) size *= dim;
-  const double p = number(in["p"]);
+  const double p = oracle_number(in["p"]);
   std::vector<double> norms(size);
   run_ranks(size, [&](World& world) {
-    std::vector<MeshCoordinate> coordinates(axes.size());
+    std::vector<AxisCoordinate> coordinates(axes.size());
     std::int64_t rest = world.rank();
     for (std::size_t i = axes.size(); i-- > 0; rest /= dims[i]) coordinates[i] = {axes[i], rest % dims[i]};
     double power = 0.0;
     for (const Json& parameter : in["params"]) {
       const Json& local = parameter["local"][world.rank()];
       if (local.is_null()) continue;
-      const double mine = norm_power(tensor_of(local), placement_of(parameter["placement"]), coordinates, p);
+      const double mine = norm_power(oracle_tensor(local), placement_of(parameter["placement"]), coordinates, p);
       power = std::isinf(p) ? std::max(power, mine) : power + mine;
     }
     at::Tensor total = at::full({1}, power, at::kDouble);
@@ -78,7 +61,7 @@ std::vector<double> norms_on_ranks(const Json& in) {
 }
 
 TEST(GlobalNorm, CountsEveryDistinctElementOnceAsTheOracleSays) {
-  const auto records = records_of("clip_global_norm");
+  const auto records = oracle_records("norms.json", "clip_global_norm");
   ASSERT_EQ(records.size(), 40u);
   for (const Json& record : records) {
     const Json& out = record["out"];
@@ -93,7 +76,7 @@ TEST(GlobalNorm, CountsEveryDistinctElementOnceAsTheOracleSays) {
 }
 
 TEST(GlobalNorm, CountsATiedGradientOnce) {
-  for (const Json& record : records_of("tied_norm")) {
+  for (const Json& record : oracle_records("norms.json", "tied_norm")) {
     const Json& in = record["in"];
     const std::int64_t stages = in["stages"];
     std::vector<std::int64_t> all(stages);
@@ -101,8 +84,8 @@ TEST(GlobalNorm, CountsATiedGradientOnce) {
     const Placement tied{.stages = all};
     double power = 0.0;
     for (const std::int64_t stage : all) {
-      const MeshCoordinate rank[] = {{"pipe", stage}};
-      power += norm_power(tensor_of(in["grad_on_every_stage"]), tied, rank, 2.0);
+      const AxisCoordinate rank[] = {{"pipe", stage}};
+      power += norm_power(oracle_tensor(in["grad_on_every_stage"]), tied, rank, 2.0);
     }
     const double expected = record["out"]["norm"];
     EXPECT_NEAR(norm_from_power(power, 2.0), expected, 1e-10 * expected);
@@ -110,13 +93,13 @@ TEST(GlobalNorm, CountsATiedGradientOnce) {
 }
 
 TEST(GlobalNorm, SumsExpertsOverTheirOwners) {
-  for (const Json& record : records_of("expert_norm")) {
+  for (const Json& record : oracle_records("norms.json", "expert_norm")) {
     const Placement expert{.sharded_axes = {"expert"}};
     double power = 0.0;
     std::int64_t index = 0;
     for (const Json& local : record["in"]["local_expert_grads"]) {
-      const MeshCoordinate rank[] = {{"expert", index++}};
-      power += norm_power(tensor_of(local), expert, rank, 2.0);
+      const AxisCoordinate rank[] = {{"expert", index++}};
+      power += norm_power(oracle_tensor(local), expert, rank, 2.0);
     }
     const double expected = record["out"]["norm"];
     EXPECT_NEAR(norm_from_power(power, 2.0), expected, 1e-10 * expected);

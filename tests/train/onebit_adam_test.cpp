@@ -385,7 +385,7 @@ TEST(OnebitAdam, SkipsAStepThatIsNotFiniteOnOneRankAndKeepsAllItsState) {
 // ---- checkpoints ----
 
 void expect_resumes_bit_for_bit(const Case& run, std::int64_t saved) {
-  const testing::TemporaryFolder folder;
+  const testing_support::TemporaryFolder folder;
   constexpr std::int64_t kSteps = 9;
   const auto keep_last = [&](Named& weights, std::mutex& mutex, Engine& engine) {
     if (engine.step() != kSteps) return;
@@ -456,7 +456,7 @@ TEST(OnebitAdam, KeepsItsErrorsThroughCheckpointsFrom4To2To4DataRanks) {
   constexpr std::int64_t kStep = 7;
   for (const std::int64_t pipe : {1, 2}) {
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
-      const testing::TemporaryFolder folder;
+      const testing_support::TemporaryFolder folder;
       const Case four{.layout = {.pipe = pipe, .data = 4}, .dtype = dtype}, two{.layout = {.pipe = pipe, .data = 2}, .dtype = dtype};
       train_ranks(four, kStep, [&](Engine& engine, const Mesh&, const StepResult&) {
         if (engine.step() == kStep) engine.save(folder.file("four"));
@@ -477,7 +477,7 @@ TEST(OnebitAdam, KeepsItsErrorsThroughCheckpointsFrom4To2To4DataRanks) {
 }
 
 TEST(OnebitAdam, SavesTheErrorsOfTheSimulation) {
-  const testing::TemporaryFolder folder;
+  const testing_support::TemporaryFolder folder;
   const Case run{.layout = {.pipe = 2, .data = 3}};
   const Simulation simulation = expect_equals_simulation(run, 7);
   train_ranks(run, 7, [&](Engine& engine, const Mesh&, const StepResult&) {
@@ -515,15 +515,15 @@ TEST(OnebitAdam, AddsAllErrorsToTheNextUpdateWhereOneReplicaIsLeft) {
 }
 
 TEST(OnebitAdam, RefusesNumbersThatMakeNoSense) {
-  const auto text = [](const OnebitAdamOptions& options) { return testing::error_of([&] { onebit_adam(options); }); };
+  const auto text = [](const OnebitAdamOptions& options) { return testing_support::error_of([&] { onebit_adam(options); }); };
   EXPECT_THAT(text({.lr = -1}), HasSubstr("lr is -1"));
   EXPECT_THAT(text({.beta2 = 1}), HasSubstr("0.9 and 1;"));
   EXPECT_THAT(text({.freeze_step = 0}), HasSubstr("freeze_step is 0; expected at least 1"));
   EXPECT_THAT(text({.deviation_floor = 1.5}), HasSubstr("deviation_floor is 1.5"));
   Case run{.layout = {.data = 2}};
   run.options.momentum_mask = [](const Parameter&) { return at::ones({2}); };
-  EXPECT_THAT(testing::error_of([&] { record(run, 1); }), HasSubstr("the momentum mask of wte.weight is [2], the parameter [7,6]"));
-  EXPECT_THAT(testing::error_of([] {
+  EXPECT_THAT(testing_support::error_of([&] { record(run, 1); }), HasSubstr("the momentum mask of wte.weight is [2], the parameter [7,6]"));
+  EXPECT_THAT(testing_support::error_of([] {
                 run_ranks(2, [](World& world) { onebit_adam({.freeze_step = 5 + world.rank()})({}, world.group()); });
               }),
               HasSubstr("freeze_step=5"));

@@ -10,7 +10,7 @@
 #include "espalier/comm/run_ranks.hpp"
 #include "tests/train/gpt_run.hpp"
 
-namespace espalier::testing {
+namespace espalier::testing_support {
 namespace {
 
 // Sums come in another order than in one process; ten AdamW steps amplify their rounding.
@@ -105,6 +105,24 @@ TEST(ParallelEqualsSerial, OverGlooToo) {
   }
 }
 
+// Processes give the same bits as threads, and over gloo, whose sums come in another order, the same numbers.
+TEST(ParallelEqualsSerial, InProcessesToo) {
+  SerialRuns serial;
+  for (const GptRun& run : std::vector<GptRun>{
+           {.layout = {.pipe = 2, .data = 2}, .micro_batches = 3, .recompute_every = 2, .steps = 3, .global_micro_batches = 6},
+           {.layout = {.pipe = 4, .data = 1}, .schedule = "gpipe", .micro_batches = 2, .steps = 3, .global_micro_batches = 2},
+           {.layout = {.pipe = 1, .data = 4}, .micro_batches = 1, .steps = 3, .global_micro_batches = 4}}) {
+    const ReferenceResult& expected = serial.for_run(run);
+    const ReferenceResult in_processes = train_in_processes(run, "host");
+    Difference difference = largest_difference(train_in_threads(run), in_processes);
+    EXPECT_EQ(difference.relative, 0.0) << run.name() << ": " << difference.where;
+    for (const ReferenceResult& result : {in_processes, train_in_processes(run, "gloo")}) {
+      difference = largest_difference(expected, result);
+      EXPECT_LE(difference.relative, kFloat64Tolerance) << run.name() << ": " << difference.where;
+    }
+  }
+}
+
 // What the comparison is worth: with one reduction dropped, or one scale doubled, it must fail.
 TEST(ParallelEqualsSerial, FailsWhenAReductionIsDroppedOrDoubled) {
   const GptRun run{.layout = {.pipe = 2, .data = 2}, .micro_batches = 2, .steps = 3, .global_micro_batches = 4};
@@ -140,4 +158,4 @@ TEST(ParallelEqualsSerial, FailsWhenAReductionIsDroppedOrDoubled) {
 }
 
 }  // namespace
-}  // namespace espalier::testing
+}  // namespace espalier::testing_support

@@ -7,7 +7,7 @@
 
 #include <vector>
 
-namespace espalier::testing {
+namespace espalier::testing_support {
 namespace {
 
 torch::nn::Sequential small_model() {
@@ -111,4 +111,4 @@ TEST(ReferenceTrain, LeavesAParameterThatNothingReachesAlone) {
 }
 
 }  // namespace
-}  // namespace espalier::testing
+}  // namespace espalier::testing_support

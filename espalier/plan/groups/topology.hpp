@@ -12,11 +12,6 @@
 
 namespace espalier {
 
-struct AxisCoordinate {
-  std::string axis;
-  std::int64_t coordinate = 0;
-};
-
 // Which axes rank_repr() leaves out, and what it puts between a name and its number, and between
 // axes.
 struct RankReprOptions {

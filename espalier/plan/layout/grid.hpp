@@ -20,6 +20,12 @@ struct GridAxis {
   bool operator==(const GridAxis&) const = default;
 };
 
+// A place on one axis.
+struct AxisCoordinate {
+  std::string axis;
+  std::int64_t coordinate = 0;
+};
+
 // An axis that varies, over all its coordinates or over an ascending list of them.
 struct Varying {
   Varying(const char* axis) : axis(axis) {}

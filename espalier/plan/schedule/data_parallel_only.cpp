@@ -8,7 +8,7 @@
 namespace espalier {
 namespace {
 
-StageProgram write(const StagePlace& at) {
+StageProgram write_data_parallel_only(const StagePlace& at) {
   ESPALIER_CHECK_CONFIG(at.num_stages == 1,
                         "schedule data-parallel: {} stages, but it has no sends and serves 1 stage "
                         "only; take 1f1b or gpipe",
@@ -25,6 +25,6 @@ StageProgram write(const StagePlace& at) {
 
 }  // namespace
 
-ScheduleKind data_parallel_only() { return make_kind("data-parallel", write); }
+ScheduleKind data_parallel_only() { return make_kind("data-parallel", write_data_parallel_only); }
 
 }  // namespace espalier

@@ -8,7 +8,7 @@
 namespace espalier {
 namespace {
 
-StageProgram write(const StagePlace& at) {
+StageProgram write_forward_only(const StagePlace& at) {
   StageProgram program;
   program.num_buffers = 2;
   for (std::int64_t step = 0; step < at.num_micro_batches + at.num_stages - 1; ++step) {
@@ -30,6 +30,6 @@ StageProgram write(const StagePlace& at) {
 
 }  // namespace
 
-ScheduleKind forward_only() { return make_kind("forward-only", write); }
+ScheduleKind forward_only() { return make_kind("forward-only", write_forward_only); }
 
 }  // namespace espalier

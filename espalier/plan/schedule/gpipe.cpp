@@ -9,7 +9,7 @@
 namespace espalier {
 namespace {
 
-StageProgram write(const StagePlace& at) {
+StageProgram write_gpipe(const StagePlace& at) {
   StageProgram program;
   program.num_buffers = at.num_micro_batches;
   const std::int64_t half = at.num_micro_batches + at.num_stages - 1;
@@ -34,6 +34,6 @@ StageProgram write(const StagePlace& at) {
 
 }  // namespace
 
-ScheduleKind gpipe() { return make_kind("gpipe", write); }
+ScheduleKind gpipe() { return make_kind("gpipe", write_gpipe); }
 
 }  // namespace espalier

@@ -19,7 +19,7 @@ std::int64_t backward_at(const StagePlace& at, std::int64_t step) {
   return (step + at.stage + 1) / 2 - at.num_stages;
 }
 
-StageProgram write(const StagePlace& at) {
+StageProgram write_one_f_one_b(const StagePlace& at) {
   StageProgram program;
   program.num_buffers =
       std::max<std::int64_t>(2, std::min(at.num_stages - at.stage, at.num_micro_batches));
@@ -52,6 +52,6 @@ StageProgram write(const StagePlace& at) {
 
 }  // namespace
 
-ScheduleKind one_f_one_b() { return make_kind("1f1b", write); }
+ScheduleKind one_f_one_b() { return make_kind("1f1b", write_one_f_one_b); }
 
 }  // namespace espalier

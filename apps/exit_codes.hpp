@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <string_view>
+
+#include "espalier/base/error.hpp"
+
+namespace espalier::command {
+
+// Runs a program's body and returns its exit code. What it throws becomes one line on standard error and the code of its
+// kind: 2 the request is wrong, 3 communication failed, 4 a defect in Espalier. All ranks find the same thing wrong with a
+// request: `speaks_for_all` says whether this one is to print it.
+inline int with_exit_codes(const std::function<int()>& body,
+                           const std::function<bool()>& speaks_for_all = [] { return true; }) {
+  const auto complain = [](std::string_view text, int code) {
+    fmt::print(stderr, "espalier: {}\n", text);
+    return code;
+  };
+  try {
+    return body();
+  } catch (const ConfigError& error) {
+    return speaks_for_all() ? complain(error.what(), 2) : 2;
+  } catch (const CommError& error) {
+    return complain(error.what(), 3);
+  } catch (const std::exception& error) {
+    return complain(error.what(), 4);
+  }
+}
+
+}  // namespace espalier::command

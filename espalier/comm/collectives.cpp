@@ -97,6 +97,12 @@ void check_peer(std::string_view where, std::string_view role, std::int64_t peer
                         where, group.name(), role, peer, group.size(), group.size() - 1);
 }
 
+void check_point_to_point(std::string_view where, const Group& group) {
+  ESPALIER_CHECK_CONFIG(group.capabilities().point_to_point,
+                        "{} on group '{}': its backend has no point-to-point operations; use broadcast_ in a group of the two ranks",
+                        where, group.name());
+}
+
 // The memory a backend reads: the tensor itself when it is contiguous, else a copy.
 at::Tensor readable(const at::Tensor& tensor) { return tensor.detach().contiguous(); }
 
@@ -300,6 +306,7 @@ Work send(const at::Tensor& tensor, const Group& group, std::int64_t to, std::in
   begin("send", group);
   check_tensor("send", "sent", tensor, group);
   check_peer("send", "receiver", to, group);
+  check_point_to_point("send", group);
   ESPALIER_CHECK_CONFIG(to != group.rank(), "send on group '{}': rank {} cannot send to itself", group.name(), to);
   return Work(group.state().communicator->send(readable(tensor), to, tag));
 }
@@ -308,6 +315,7 @@ Work recv(at::Tensor& tensor, const Group& group, std::int64_t from, std::int64_
   begin("recv", group);
   check_tensor("recv", "received", tensor, group);
   check_peer("recv", "sender", from, group);
+  check_point_to_point("recv", group);
   ESPALIER_CHECK_CONFIG(from != group.rank(), "recv on group '{}': rank {} cannot receive from itself", group.name(), from);
   std::function<void()> finish;
   at::Tensor memory = writable(tensor, false, finish);

@@ -160,39 +160,6 @@ TEST(PipelineModule, CutsAsTheMethodSays) {
   EXPECT_THAT(error_of([&] { cuts_of(by_type("conv")); }), HasSubstr("conv"));
 }
 
-// Three tensors over each cut: one with gradient, an integer one, a bool mask; shapes that change between micro-batches.
-TEST(Executor, CarriesAnyTensorsBetweenStages) {
-  const auto mixes = function("mixes", [](const Tensor& x, const Tensor& kinds, const Tensor& mask) {
-    return std::tuple{(x * 2).masked_fill(mask, 1.0), kinds + 1, mask};
-  });
-  const std::vector<LayerSpec> layers{function("first", [](const Tensor& x) { return std::tuple{x * 3, (x > 0).to(at::kLong), x < 0}; }),
-                                      function("through", [](const Tensors& all) { return all; }), mixes, mixes};
-  for (const std::int64_t pipe : {1, 2, 4}) {
-    for (const auto& kind : {gpipe(), one_f_one_b()}) {
-      run_ranks(pipe, [&](World& world) {
-        const PipelineModule module(Mesh(world, {.pipe = pipe}), layers, {.partition = by_layers()});
-        std::vector<Tensor> inputs;
-        for (std::int64_t m = 0; m < 3; ++m) inputs.push_back((torch::arange(2 + m, at::kDouble) - 1).set_requires_grad(true));
-        double kinds_sum = 0.0;
-        const double loss = execute(
-            module, kind.generate(pipe, 3), [&](std::int64_t m) { return MicroBatch{{inputs[m]}, {}}; },
-            [&](const Tensors& outputs, const Tensors&) {
-              kinds_sum += outputs[1].sum().item<double>();
-              EXPECT_EQ(outputs[2].scalar_type(), at::kBool);
-              return outputs[0].sum();
-            });
-        if (module.last_stage()) {
-          EXPECT_EQ(kinds_sum, 2.0 * (2 + 3 + 4) + 0 + 1 + 2);
-          EXPECT_EQ(loss, (1 + 0) + (1 + 0 + 12) + (1 + 0 + 12 + 24));
-        }
-        if (module.first_stage()) {
-          EXPECT_TRUE(at::equal(inputs[2].grad(), torch::tensor({0.0, 12.0, 12.0, 12.0}, at::kDouble) / 3.0)) << inputs[2].grad();
-        }
-      });
-    }
-  }
-}
-
 TEST(Executor, SendsZerosForAnInputThatTheNextStageDidNotUse) {
   const std::vector<LayerSpec> layers{function("pair", [](const Tensor& x) { return std::tuple{x * 2, x * 3}; }),
                                       function("first only", [](const Tensor& x, const Tensor&) { return x; })};

@@ -343,6 +343,43 @@ std::string describe(const Schedule& schedule) {
          " M=" + std::to_string(schedule.num_micro_batches);
 }
 
+// What crosses the link from stage s to s + 1, in both directions, in the order in which `stage`, one of its ends, takes it up:
+// direction and micro-batch.
+std::vector<std::pair<bool, int>> crossings(const Schedule& schedule, std::int64_t s, std::int64_t stage) {
+  std::vector<std::pair<bool, int>> found;
+  for (const auto& step : schedule.stages[stage].steps)
+    for (const Instruction& i : step) {
+      const bool down = i.op == (stage == s ? Op::send_activation : Op::recv_activation);
+      const bool up = i.op == (stage == s ? Op::recv_grad : Op::send_grad);
+      if (down || up) found.emplace_back(down, i.micro_batch);
+    }
+  return found;
+}
+
+TEST(Check, AcceptsOnlyLinksWhoseEndsTakeUpAllMessagesInOneOrder) {
+  int refused = 0;
+  for (const Schedule& schedule : samples()) {
+    for (std::int64_t s = 0; s + 1 < schedule.num_stages(); ++s) {
+      EXPECT_EQ(crossings(schedule, s, s), crossings(schedule, s, s + 1)) << describe(schedule);
+    }
+    // A gradient and an activation that cross on a link, exchanged at one end: each direction keeps its order.
+    for (const Spot& spot : spots(schedule)) {
+      auto& step = schedule.stages[spot.stage].steps[spot.step];
+      if (spot.place + 1 >= step.size()) continue;
+      const Op first = step[spot.place].op, second = step[spot.place + 1].op;
+      if (!(first == Op::recv_grad && second == Op::send_activation) && !(first == Op::send_grad && second == Op::recv_activation)) continue;
+      Schedule damaged = schedule;
+      auto& pair = damaged.stages[spot.stage].steps[spot.step];
+      std::swap(pair[spot.place], pair[spot.place + 1]);
+      const auto link = first == Op::recv_grad ? static_cast<std::int64_t>(spot.stage) : static_cast<std::int64_t>(spot.stage) - 1;
+      ASSERT_NE(crossings(damaged, link, link), crossings(damaged, link, link + 1));
+      EXPECT_FALSE(check(damaged).ok()) << describe(schedule);
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 10);
+}
+
 TEST(Check, FindsEveryRemovedInstruction) {
   for (const Schedule& schedule : samples()) {
     ASSERT_TRUE(Player(schedule).plays()) << describe(schedule);

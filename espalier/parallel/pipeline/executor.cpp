@@ -3,7 +3,6 @@
 //   inputs    what the stage was given: leaves, so that their gradients can be sent back
 //   outputs   what its layers made of them; on the last stage one scalar, the loss
 //   gradients of those outputs that require one, as received
-// Messages are tagged by direction and micro-batch.
 #include "espalier/parallel/pipeline/executor.hpp"
 
 #include <ATen/ops/empty_like.h>
@@ -14,7 +13,6 @@
 #include <algorithm>
 
 #include "espalier/base/check.hpp"
-#include "espalier/comm/collectives.hpp"
 #include "espalier/parallel/pipeline/message.hpp"
 
 namespace espalier {
@@ -41,10 +39,10 @@ class Executor {
         source_(source),
         loss_(loss),
         actions_(actions),
-        pipe_(module.mesh().group("pipe")),
         stage_(module.stage()),
         num_micro_batches_(schedule.num_micro_batches),
-        slots_(schedule.stages[stage_].num_buffers) {}
+        slots_(schedule.stages[stage_].num_buffers),
+        messages_(module.links(), module.partitions_activations() ? module.mesh().group("tensor") : Group()) {}
 
   double run(const StageProgram& program) {
     for (const auto& step : program.steps) {
@@ -58,7 +56,7 @@ class Executor {
         }
       }
     }
-    pending_.wait();
+    messages_.wait();
     return loss_sum_;
   }
 
@@ -79,8 +77,7 @@ class Executor {
   }
 
   Slot& slot(const Instruction& instruction) { return slots_[instruction.buffer]; }
-  static std::int64_t activation_tag(const Instruction& instruction) { return 2 * std::int64_t{instruction.micro_batch}; }
-  static std::int64_t grad_tag(const Instruction& instruction) { return activation_tag(instruction) + 1; }
+  static MessageTag tag(const Instruction& instruction) { return {.micro_batch = instruction.micro_batch}; }
 
   void load(const Instruction& instruction) {
     Slot& at = slot(instruction);
@@ -113,46 +110,40 @@ class Executor {
   }
 
   void send_activation(const Instruction& instruction) {
-    pending_.drop_finished();
     Slot& at = slot(instruction);
-    detail::send_tensors(at.outputs, pipe_, stage_ + 1, activation_tag(instruction), pending_);
+    messages_.send_described(at.outputs, Neighbour::next, tag(instruction));
     if (!c10::GradMode::is_enabled()) at = {};
   }
 
   void recv_activation(const Instruction& instruction) {
-    slot(instruction).inputs = detail::recv_tensors(pipe_, stage_ - 1, activation_tag(instruction));
+    slot(instruction).inputs = messages_.recv_described(Neighbour::previous, tag(instruction));
   }
 
   // One gradient for each input that requires one; zeros where the stage did not use it.
   void send_grad(const Instruction& instruction) {
-    pending_.drop_finished();
     Slot& at = slot(instruction);
     for (const at::Tensor& input : requiring_grad(at.inputs)) {
-      const at::Tensor gradient = input.grad().defined() ? input.grad() : at::zeros_like(input);
-      pending_.add(send(gradient, pipe_, stage_ - 1, grad_tag(instruction)));
+      messages_.send(input.grad().defined() ? input.grad() : at::zeros_like(input), Neighbour::previous, tag(instruction));
     }
     at = {};
   }
 
   void recv_grad(const Instruction& instruction) {
     Slot& at = slot(instruction);
-    std::vector<Work> works;
     for (const at::Tensor& output : requiring_grad(at.outputs)) {
       at.gradients.push_back(at::empty_like(output.detach(), at::MemoryFormat::Contiguous));
-      works.push_back(recv(at.gradients.back(), pipe_, stage_ + 1, grad_tag(instruction)));
     }
-    wait_all(works);
+    messages_.recv(at.gradients, Neighbour::next, tag(instruction));
   }
 
   const PipelineModule& module_;
   const MicroBatchSource& source_;
   const LossFunction& loss_;
   const StepActions& actions_;
-  const Group& pipe_;
   std::int64_t stage_;
   std::int64_t num_micro_batches_;
   std::vector<Slot> slots_;
-  detail::PendingSends pending_;
+  detail::StageMessages messages_;
   double loss_sum_ = 0.0;
 };
 

@@ -8,8 +8,9 @@
 
 #include <algorithm>
 
-#include "espalier/base/check.hpp"
-#include "espalier/comm/collectives.hpp"
+#include "espalier/autograd/gather_parts.hpp"
+#include "espalier/plan/partition/partition.hpp"
+#include "espalier/sharding/partitioned_tensor.hpp"
 
 namespace espalier::detail {
 namespace {
@@ -21,7 +22,7 @@ at::Tensor int64_tensor(std::int64_t size) { return at::zeros({size}, at::kLong)
 
 }  // namespace
 
-void send_tensors(const Tensors& tensors, const Group& group, std::int64_t to, std::int64_t tag, PendingSends& pending) {
+void StageMessages::send_described(const Tensors& tensors, Neighbour to, const MessageTag& tag) {
   std::vector<std::int64_t> description;
   for (const at::Tensor& tensor : tensors) {
     description.push_back(static_cast<std::int64_t>(tensor.scalar_type()));
@@ -35,18 +36,18 @@ void send_tensors(const Tensors& tensors, const Group& group, std::int64_t to, s
   at[0] = std::ssize(tensors);
   at[1] = length;
   if (length <= kInlineElems) std::ranges::copy(description, at + 2);
-  pending.add(send(header, group, to, tag));
+  under_way_.push_back(links_.send(header, to, tag));
   if (length > kInlineElems) {
     at::Tensor rest = int64_tensor(length);
     std::ranges::copy(description, rest.mutable_data_ptr<std::int64_t>());
-    pending.add(send(rest, group, to, tag));
+    under_way_.push_back(links_.send(rest, to, tag));
   }
-  for (const at::Tensor& tensor : tensors) pending.add(send(tensor.detach(), group, to, tag));
+  for (const at::Tensor& tensor : tensors) send(tensor.detach(), to, tag);
 }
 
-Tensors recv_tensors(const Group& group, std::int64_t from, std::int64_t tag) {
+Tensors StageMessages::recv_described(Neighbour from, const MessageTag& tag) {
   at::Tensor header = int64_tensor(kHeaderElems);
-  recv(header, group, from, tag).wait();
+  links_.recv(header, from, tag).wait();
   const auto* at = header.const_data_ptr<std::int64_t>();
   const std::int64_t count = at[0];
   const std::int64_t length = at[1];
@@ -54,12 +55,11 @@ Tensors recv_tensors(const Group& group, std::int64_t from, std::int64_t tag) {
   at::Tensor rest;
   if (length > kInlineElems) {
     rest = int64_tensor(length);
-    recv(rest, group, from, tag).wait();
+    links_.recv(rest, from, tag).wait();
     description = rest.const_data_ptr<std::int64_t>();
   }
   Tensors tensors;
   std::vector<bool> requires_grad;
-  std::vector<Work> works;
   for (std::int64_t i = 0; i < count; ++i) {
     const auto dtype = static_cast<at::ScalarType>(description[0]);
     const std::int64_t dims = description[2];
@@ -67,12 +67,43 @@ Tensors recv_tensors(const Group& group, std::int64_t from, std::int64_t tag) {
     requires_grad.push_back(description[1] != 0);
     description += 3 + dims;
   }
-  for (at::Tensor& tensor : tensors) works.push_back(recv(tensor, group, from, tag));
-  wait_all(works);
+  recv(tensors, from, tag);
   for (std::int64_t i = 0; i < count; ++i) {
     if (requires_grad[i]) tensors[i].set_requires_grad(true);
   }
   return tensors;
+}
+
+void StageMessages::send(const at::Tensor& tensor, Neighbour to, const MessageTag& tag) {
+  drop_finished();
+  under_way_.push_back(links_.send(in_parts() ? PartitionedTensor(tensor, cut_over_).local_data() : tensor, to, tag));
+}
+
+void StageMessages::recv(std::span<at::Tensor> into, Neighbour from, const MessageTag& tag) const {
+  std::vector<Work> works;
+  if (!in_parts()) {
+    for (at::Tensor& tensor : into) works.push_back(links_.recv(tensor, from, tag));
+    return wait_all(works);
+  }
+  Tensors parts;
+  std::vector<std::vector<std::int64_t>> cuts;
+  for (const at::Tensor& tensor : into) {
+    const auto mine = static_cast<std::size_t>(cut_over_.rank());
+    cuts.push_back(partition_uniform(tensor.numel(), cut_over_.size()));
+    parts.push_back(at::empty({cuts.back()[mine + 1] - cuts.back()[mine]}, tensor.scalar_type()));
+  }
+  for (at::Tensor& part : parts) works.push_back(links_.recv(part, from, tag));
+  wait_all(works);
+  for (std::size_t i = 0; i < into.size(); ++i) into[i] = gather_parts(parts[i], cuts[i], cut_over_).view(into[i].sizes());
+}
+
+void StageMessages::wait() {
+  wait_all(under_way_);
+  under_way_.clear();
+}
+
+void StageMessages::drop_finished() {
+  std::erase_if(under_way_, [](Work& work) { return work.done(); });
 }
 
 }  // namespace espalier::detail

@@ -1,35 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private. Lists of tensors between neighbouring stages: a header that says what follows, then the tensors.
+// Private. Lists of tensors between neighbouring stages.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "espalier/comm/group.hpp"
 #include "espalier/comm/work.hpp"
 #include "espalier/parallel/pipeline/layer_spec.hpp"
+#include "espalier/parallel/pipeline/stage_links.hpp"
 
 namespace espalier::detail {
 
-// Sends under way: kept until done, so that a backend without buffered sends keeps its tensors.
-class PendingSends {
+// Sends and receives for one stage of a step. Sends under way are kept until they are done, so that a backend without
+// buffered sends keeps their tensors.
+class StageMessages {
  public:
-  void add(Work work) { works_.push_back(std::move(work)); }
-  void drop_finished() {
-    std::erase_if(works_, [](Work& work) { return work.done(); });
-  }
-  void wait() {
-    wait_all(works_);
-    works_.clear();
-  }
+  // Where `cut_over` is a group of several, each member sends its part of every tensor, and the receiving ones gather the
+  // parts in theirs: all senders must hold the same tensors.
+  StageMessages(const StageLinks& links, const Group& cut_over) : links_(links), cut_over_(cut_over) {}
+
+  // Any number of tensors of any shape and dtype: a header that says what follows, then they. Whether a tensor requires a
+  // gradient travels with it, and the received one then does too.
+  void send_described(const Tensors& tensors, Neighbour to, const MessageTag& tag);
+  Tensors recv_described(Neighbour from, const MessageTag& tag);
+
+  // Tensors of which the receiver knows how many come, and of which shape and dtype: as `into`, contiguous.
+  void send(const at::Tensor& tensor, Neighbour to, const MessageTag& tag);
+  void recv(std::span<at::Tensor> into, Neighbour from, const MessageTag& tag) const;
+
+  // Blocks until everything is sent.
+  void wait();
 
  private:
-  std::vector<Work> works_;
-};
+  void drop_finished();
+  bool in_parts() const { return cut_over_.valid() && cut_over_.size() > 1; }
 
-// Any number of tensors of any shape and dtype. Whether a tensor requires a gradient travels with it: the receiver's copy
-// then does too, and the sender will receive exactly those gradients.
-void send_tensors(const Tensors& tensors, const Group& group, std::int64_t to, std::int64_t tag, PendingSends& pending);
-Tensors recv_tensors(const Group& group, std::int64_t from, std::int64_t tag);
+  StageLinks links_;
+  Group cut_over_;
+  std::vector<Work> under_way_;
+};
 
 }  // namespace espalier::detail

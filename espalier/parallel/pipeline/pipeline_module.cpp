@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -75,6 +76,8 @@ std::vector<std::string> describe(std::span<const LayerSpec> layers, const std::
   facts.push_back(fmt::format("stages begin at layers {}", fmt::join(cuts, ",")));
   facts.push_back(fmt::format("seed={}", options.seed));
   facts.push_back(fmt::format("recompute_every={}", options.recompute_every));
+  facts.push_back(fmt::format("point_to_point={}", to_string(options.point_to_point)));
+  facts.push_back(fmt::format("partition_activations={}", options.partition_activations));
   return facts;
 }
 
@@ -105,6 +108,15 @@ void refuse_or_warn_of_dropout(const World& world, const LayerSpec& layer, std::
   }
 }
 
+// The first element that differs in any bit; -1 where none does. Both are contiguous and of one shape and dtype.
+std::int64_t first_difference(const at::Tensor& a, const at::Tensor& b) {
+  const auto* first = static_cast<const char*>(a.const_data_ptr());
+  const auto* second = static_cast<const char*>(b.const_data_ptr());
+  const char* const end = first + a.nbytes();
+  const char* const at = std::mismatch(first, end, second).first;
+  return at == end ? -1 : (at - first) / static_cast<std::int64_t>(a.element_size());
+}
+
 bool has_parameters(const torch::nn::Module& module) { return !module.parameters().empty(); }
 
 }  // namespace
@@ -120,11 +132,13 @@ struct PipelineModule::State {
   Mesh mesh;
   std::vector<LayerSpec> layers;
   std::int64_t recompute_every = 0;
+  bool partition_activations = false;
   std::vector<std::int64_t> cuts = {};
   std::vector<BuiltLayer> built = {};
   std::vector<Parameter> parameters = {};
   std::vector<Parameter> buffers = {};
   std::vector<TiedGroup> tied_groups = {};
+  std::optional<StageLinks> links = {};
 
   std::int64_t stage() const { return mesh.coordinate("pipe"); }
   void build(const PipelineOptions& options, const std::vector<TiedKey>& keys);
@@ -171,6 +185,7 @@ void PipelineModule::State::name_parameters(const std::vector<TiedKey>& keys) {
         const std::string name = key.key + "." + attribute.key();
         const auto found = std::ranges::find(parameters, name, &Parameter::name);
         if (found != parameters.end()) {
+          attribute.value().set_data(found->tensor().detach());
           found->uses.push_back(attribute.value());
         } else {
           group.parameters.push_back(parameters.size());
@@ -205,7 +220,10 @@ void PipelineModule::State::connect_tied(const std::vector<TiedKey>& keys) {
 }
 
 PipelineModule::PipelineModule(const Mesh& mesh, std::vector<LayerSpec> layers, const PipelineOptions& options)
-    : state_(std::make_shared<State>(State{.mesh = mesh, .layers = std::move(layers), .recompute_every = options.recompute_every})) {
+    : state_(std::make_shared<State>(State{.mesh = mesh,
+                                           .layers = std::move(layers),
+                                           .recompute_every = options.recompute_every,
+                                           .partition_activations = options.partition_activations})) {
   ESPALIER_CHECK_CONFIG(options.recompute_every >= 0, "pipeline: recompute_every is {}; expected 0 (keep all) or more",
                         options.recompute_every);
   check_layers(state_->layers, num_stages());
@@ -215,6 +233,7 @@ PipelineModule::PipelineModule(const Mesh& mesh, std::vector<LayerSpec> layers, 
   state_->build(options, keys);
   state_->name_parameters(keys);
   state_->connect_tied(keys);
+  state_->links.emplace(mesh.world(), mesh.group("pipe"), options.point_to_point);
   synchronize_tied();
 }
 
@@ -251,19 +270,39 @@ std::span<const Parameter> PipelineModule::buffers() const { return state_->buff
 std::span<const TiedGroup> PipelineModule::tied_groups() const { return state_->tied_groups; }
 const Mesh& PipelineModule::mesh() const { return state_->mesh; }
 
+const StageLinks& PipelineModule::links() const { return *state_->links; }
+bool PipelineModule::partitions_activations() const { return state_->partition_activations; }
+
 void PipelineModule::synchronize_tied() const {
   const c10::NoGradGuard no_grad;
   for (const TiedGroup& tied : state_->tied_groups) {
     for (const std::size_t index : tied.parameters) {
+      at::Tensor copy = state_->parameters[index].tensor().detach();
+      broadcast_(copy, tied.group, /*root=*/0).wait();
+    }
+  }
+}
+
+void PipelineModule::verify_tied() const {
+  const c10::NoGradGuard no_grad;
+  std::optional<std::string> error;
+  for (const TiedGroup& tied : state_->tied_groups) {
+    for (const std::size_t index : tied.parameters) {
       const Parameter& parameter = state_->parameters[index];
-      at::Tensor first = parameter.uses.front().detach();
-      broadcast_(first, tied.group, /*root=*/0).wait();
-      for (std::size_t use = 1; use < parameter.uses.size(); ++use) {
-        at::Tensor other = parameter.uses[use].detach();
-        if (other.data_ptr() != first.data_ptr()) other.copy_(first);
+      at::Tensor owners = parameter.tensor().detach().clone(at::MemoryFormat::Contiguous);
+      broadcast_(owners, tied.group, /*root=*/0).wait();
+      for (const at::Tensor& use : parameter.uses) {
+        const at::Tensor copy = use.detach().contiguous();
+        const std::int64_t at = first_difference(owners, copy);
+        if (at < 0 || error) continue;
+        error = fmt::format("pipeline: rank {} (stage {}) has {} in element {} of tied {}, but its owner, rank {}, has {}; expected the "
+                            "same bits: call synchronize_tied after changing a copy",
+                            tied.group.world_rank(tied.group.rank()), stage(), copy.flatten()[at].item<double>(), at, parameter.name,
+                            tied.group.world_rank(0), owners.flatten()[at].item<double>());
       }
     }
   }
+  agree_no_error(mesh().world().group(), error);
 }
 
 void PipelineModule::train(bool on) const {

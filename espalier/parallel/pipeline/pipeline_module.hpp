@@ -11,6 +11,7 @@
 #include "espalier/comm/mesh.hpp"
 #include "espalier/parallel/pipeline/layer_spec.hpp"
 #include "espalier/parallel/pipeline/partition_method.hpp"
+#include "espalier/parallel/pipeline/stage_links.hpp"
 #include "espalier/sharding/parameter.hpp"
 
 namespace espalier {
@@ -25,6 +26,11 @@ struct PipelineOptions {
   std::int64_t recompute_every = 0;
   // Which layers may be recomputed; unset: those with parameters. Others end a segment and keep their activations.
   std::function<bool(const LayerSpec& layer)> recompute_layer = {};
+  // How stages hand each other activations and gradients.
+  PointToPoint point_to_point = PointToPoint::automatic;
+  // Along the tensor axis each rank sends only its part of them, and the receiving ranks gather the parts: less to send where
+  // all ranks along it hold the same activations. Wrong where they do not.
+  bool partition_activations = false;
 };
 
 // The parameters of a tied key that this stage shares with others.
@@ -59,6 +65,13 @@ class PipelineModule {
 
   // tied parameters <- the owner's. Collective over the stages of each key; blocks. Done at construction and after loading.
   void synchronize_tied() const;
+
+  // Compares every copy of a tied parameter with its owner's, bit for bit. Collective over the world; blocks. ConfigError, the
+  // same on every rank, naming a parameter, the ranks and the first element that differs.
+  void verify_tied() const;
+
+  const StageLinks& links() const;
+  bool partitions_activations() const;
 
   // Training or evaluation mode of this stage's modules, as torch::nn::Module::train.
   void train(bool on) const;

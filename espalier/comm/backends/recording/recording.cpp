@@ -54,9 +54,11 @@ class RecordingCommunicator final : public Communicator {
  public:
   RecordingCommunicator(std::shared_ptr<Communicator> inner, std::shared_ptr<Recorder> recorder, std::string name,
                         std::int64_t size)
-      : inner_(std::move(inner)), recorder_(std::move(recorder)), name_(std::move(name)), size_(size) {}
+      : inner_(std::move(inner)), recorder_(std::move(recorder)), name_(std::move(name)), size_(size), capabilities_(inner_->capabilities()) {
+    capabilities_.point_to_point = capabilities_.point_to_point && recorder_->point_to_point;
+  }
 
-  const Capabilities& capabilities() const override { return inner_->capabilities(); }
+  const Capabilities& capabilities() const override { return capabilities_; }
 
   std::shared_ptr<Operation> all_reduce(at::Tensor tensor, ReduceOp op) override {
     return noted("all_reduce", tensor, -1, {tensor}, [&] { return inner_->all_reduce(tensor, op); });
@@ -110,6 +112,7 @@ class RecordingCommunicator final : public Communicator {
   const std::shared_ptr<Recorder> recorder_;
   const std::string name_;
   const std::int64_t size_;
+  Capabilities capabilities_;
 };
 
 class RecordingTransport final : public Transport {

@@ -45,6 +45,9 @@ class Recorder {
   std::int64_t bytes() const;
   void clear();
 
+  // false: the wrapped backend claims to have no send and recv. To be set before it connects.
+  bool point_to_point = true;
+
   // Adds a call and says what is to be done to it.
   Fault note(RecordedCall call);
 

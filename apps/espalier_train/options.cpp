@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "espalier/base/check.hpp"
+#include "espalier/parallel/pipeline/stage_links.hpp"
 #include "espalier/plan/schedule/schedules.hpp"
 #include "espalier/train/optimizers/onebit_adam.hpp"
 
@@ -44,6 +45,7 @@ void ModelOptions::add_to(CLI::App& app) {
   option("--micro-batches", micro_batches, "Pieces that a data rank cuts its share of the batch into");
   option("--schedule", schedule, "Pipeline schedule: 1f1b or gpipe");
   option("--partition", partition, "Layers to stages: parameters, uniform, type:REGEX or cuts such as 0,2,4,6");
+  option("--p2p", point_to_point, "How stages hand tensors on: auto, send or broadcast");
   option("--precision", precision, "fp32 or fp64");
   option("--backend", backend, "host or gloo; default: host where all ranks share a host");
   option("--recompute", recompute_every, "Recompute activations in segments of this many layers; 0: keep them");
@@ -58,6 +60,7 @@ std::optional<std::int64_t> ModelOptions::check() const {
   ESPALIER_CHECK_CONFIG(recompute_every >= 0, "--recompute is {}; expected 0 or more", recompute_every);
   ESPALIER_CHECK_CONFIG(precision == "fp32" || precision == "fp64", "--precision is '{}'; expected fp32 or fp64", precision);
   schedule_by_name(schedule);
+  point_to_point_by_name(point_to_point);
   if (!backend.empty()) backend_by_name(backend);
   const auto specs = gpt_layers(gpt());
   const std::int64_t sizes[] = {spec.pipe, spec.data, spec.context, spec.tensor};

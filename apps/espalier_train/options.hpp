@@ -25,6 +25,7 @@ struct ModelOptions {
   std::int64_t micro_batches = 4;
   std::string schedule = "1f1b";
   std::string partition = "parameters";
+  std::string point_to_point = "auto";
   std::string precision = "fp32";
   std::string backend;  // empty: World's own choice
   std::int64_t recompute_every = 0;

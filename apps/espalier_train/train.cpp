@@ -41,7 +41,7 @@ nlohmann::json describe(const TrainOptions& options, const Mesh& mesh) {
           {"steps", options.steps}, {"lr", options.lr}, {"warmup", options.warmup}, {"clip", options.clip},
           {"optimizer", options.optimizer}, {"freeze_step", options.freeze_step},
           {"schedule", model.schedule}, {"partition", model.partition}, {"precision", model.precision},
-          {"recompute", model.recompute_every}, {"backend", std::string(to_string(mesh.world().backend()))},
+          {"recompute", model.recompute_every}, {"p2p", model.point_to_point}, {"backend", std::string(to_string(mesh.world().backend()))},
           {"seed", model.seed}, {"threads", model.threads}};
 }
 
@@ -112,7 +112,10 @@ void train(const TrainOptions& options) {
                          .micro_batches = model.micro_batches,
                          .seed = derive_seed(model.seed, "data")});
   const PipelineModule module(mesh, gpt_layers(model.gpt()),
-                              {.partition = model.partition_method(), .seed = model.seed, .recompute_every = model.recompute_every});
+                              {.partition = model.partition_method(),
+                               .seed = model.seed,
+                               .recompute_every = model.recompute_every,
+                               .point_to_point = point_to_point_by_name(model.point_to_point)});
   Engine engine(mesh, module, options.optimizer_factory(),
                 {.micro_batches = model.micro_batches,
                  .schedule = schedule_by_name(model.schedule),

@@ -46,7 +46,10 @@ Outcome one_step(const ModelOptions& model, const LayoutSpec& layout, std::int64
     const Mesh mesh(world, layout);
     const PartitionMethod partition = layout.pipe == 1 ? by_layers() : model.partition_method();
     const PipelineModule module(mesh, gpt_layers(model.gpt()),
-                                {.partition = partition, .seed = model.seed, .recompute_every = model.recompute_every});
+                                {.partition = partition,
+                                 .seed = model.seed,
+                                 .recompute_every = model.recompute_every,
+                                 .point_to_point = point_to_point_by_name(model.point_to_point)});
     Engine engine(mesh, module, adamw({.lr = 1e-3, .beta2 = 0.95, .weight_decay = 0.1}),
                   {.micro_batches = micro_batches,
                    .schedule = schedule_by_name(model.schedule),

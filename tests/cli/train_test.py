@@ -133,7 +133,7 @@ class Train(unittest.TestCase):
         for layout in ("data=1", "pipe=2", "data=2", "pipe=2,data=2"):
             outs[layout] = self.path(layout)
             data = 2 if "data=2" in layout else 1
-            self.train("--layout", layout, "--steps", "4", "--precision", "fp64", "--micro-batches", str(4 // data), "--out", outs[layout])
+            self.train("--layout", layout, "--p2p", "broadcast" if layout == "pipe=2" else "auto", "--steps", "4", "--precision", "fp64", "--micro-batches", str(4 // data), "--out", outs[layout])
         expected = [float(row[1]) for row in self.losses(outs["data=1"])]
         for layout, out in outs.items():
             for loss, want in zip([float(row[1]) for row in self.losses(out)], expected, strict=True):
@@ -236,6 +236,7 @@ class Train(unittest.TestCase):
             (["--schedule", "zigzag"], ["zigzag", "1f1b"]),
             (["--partition", "0,2,x"], ["0,2,x"]),
             (["--partition", "0,9", "--layout", "pipe=2"], ["9"]),
+            (["--p2p", "pigeon"], ["pigeon", "broadcast"]),
             (["--precision", "fp8"], ["fp8", "fp64"]),
             (["--backend", "pigeon"], ["pigeon", "host"]),
             (["--optimizer", "sgd"], ["sgd", "onebit-adam"]),
@@ -288,7 +289,7 @@ class Train(unittest.TestCase):
 
     def test_verify_finds_a_layout_equal_to_one_rank(self):
         done = self.run_command([ESPALIER, "verify", "--layout", "pipe=2,data=2", "--precision", "fp64", "--micro-batches", "3",
-                                 *small_model([], ("--layers", "--hidden", "--heads", "--context"))])
+                                 "--p2p", "broadcast", *small_model([], ("--layers", "--hidden", "--heads", "--context"))])
         self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
         self.assertIn("wte.weight", done.stdout)
         self.assertIn("equal:", done.stdout)

@@ -4,6 +4,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 #include <fmt/format.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <mutex>
 #include <stdexcept>
@@ -29,6 +30,17 @@ constexpr double kLr = 1e-3;
 
 GptOptions model_options(const GptRun& run) {
   return {.vocab = kVocab, .layers = 2, .hidden = 16, .heads = 2, .context = kContext, .dtype = run.dtype};
+}
+
+// With inner uses of the embedding: x + x W' W, a further gradient for it from the middle of the model.
+std::vector<LayerSpec> layers_of(const GptRun& run) {
+  std::vector<LayerSpec> layers = gpt_layers(model_options(run));
+  for (std::int64_t use = 0; use < run.inner_tied_uses; ++use) {
+    layers.insert(layers.begin() + 3 + 2 * use, tied_use<torch::nn::Embedding>("wte", [](torch::nn::EmbeddingImpl& wte, const at::Tensor& x_bsd) {
+                    return x_bsd + x_bsd.matmul(wte.weight.t()).matmul(wte.weight);
+                  }));
+  }
+  return layers;
 }
 
 // Micro-batch `index` of all data ranks' at a step: two sequences of random tokens.
@@ -79,12 +91,13 @@ ReferenceResult read_result(const std::string& path) {
 }  // namespace
 
 std::string GptRun::name() const {
-  return fmt::format("pipe={} data={} {} micro-batches={} recompute={}", layout.pipe, layout.data, schedule, micro_batches,
-                     recompute_every);
+  return fmt::format("pipe={} data={} tensor={} {} micro-batches={} recompute={} inner tied uses={} p2p={}{}", layout.pipe, layout.data,
+                     layout.tensor, schedule, micro_batches, recompute_every, inner_tied_uses, to_string(point_to_point),
+                     partition_activations ? " in parts" : "");
 }
 
 ReferenceResult train_serially(const GptRun& run) {
-  const auto specs = gpt_layers(model_options(run));
+  const auto specs = layers_of(run);
   std::vector<std::shared_ptr<torch::nn::Module>> modules;
   NamedTensors parameters;
   for (std::size_t i = 0; i < specs.size(); ++i) {
@@ -115,8 +128,12 @@ ReferenceResult train_serially(const GptRun& run) {
 
 ReferenceResult train_rank(World& world, const GptRun& run) {
   const Mesh mesh(world, run.layout);
-  const PipelineModule module(mesh, gpt_layers(model_options(run)),
-                              {.partition = by_layers(), .seed = kSeed, .recompute_every = run.recompute_every});
+  const PipelineModule module(mesh, layers_of(run),
+                              {.partition = by_layers(),
+                               .seed = kSeed,
+                               .recompute_every = run.recompute_every,
+                               .point_to_point = run.point_to_point,
+                               .partition_activations = run.partition_activations});
   Engine engine(mesh, module, adamw({.beta2 = 0.95, .weight_decay = 0.1}),
                 {.micro_batches = run.micro_batches,
                  .schedule = schedule_by_name(run.schedule),
@@ -138,6 +155,7 @@ ReferenceResult train_rank(World& world, const GptRun& run) {
       result.first_gradients[parameter.name] = parameter.tensor().grad().clone() / scale;
     }
   }
+  module.verify_tied();
   for (const Parameter& parameter : module.parameters()) result.final_weights[parameter.name] = parameter.tensor().detach().clone();
   return result;
 }
@@ -149,7 +167,7 @@ ReferenceResult train_in_threads(const GptRun& run) {
 ReferenceResult train_in_threads(const GptRun& run, const Runner& runner) {
   std::mutex mutex;
   ReferenceResult merged;
-  runner(run.layout.pipe * run.layout.data, [&](World& world) {
+  runner(run.layout.pipe * run.layout.data * run.layout.tensor, [&](World& world) {
     const ReferenceResult mine = train_rank(world, run);
     const std::lock_guard lock(mutex);
     merge(merged, mine);

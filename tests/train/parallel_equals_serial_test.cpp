@@ -37,17 +37,17 @@ std::vector<GptRun> all_layouts() {
   return runs;
 }
 
-// One process's run for each batch, made once.
+// One process's run for each batch and model, made once.
 class SerialRuns {
  public:
   const ReferenceResult& for_run(const GptRun& run) {
-    auto& result = results_[run.global_micro_batches];
+    auto& result = results_[{run.global_micro_batches, run.inner_tied_uses}];
     if (result.losses.empty()) result = train_serially(run);
     return result;
   }
 
  private:
-  std::map<std::int64_t, ReferenceResult> results_;
+  std::map<std::pair<std::int64_t, std::int64_t>, ReferenceResult> results_;  // by micro-batches and tied uses
 };
 
 TEST(ParallelEqualsSerial, InEveryLayoutOfDataAndPipeInFloat64) {
@@ -121,6 +121,64 @@ TEST(ParallelEqualsSerial, InProcessesToo) {
       EXPECT_LE(difference.relative, kFloat64Tolerance) << run.name() << ": " << difference.where;
     }
   }
+}
+
+// Ways of handing tensors on, and who holds the embedding, over both backends.
+void expect_equal_over_every_backend(const std::vector<GptRun>& runs) {
+  SerialRuns serial;
+  for (const GptRun& run : runs) {
+    for (const Backend backend : {Backend::host, Backend::gloo}) {
+      const auto over = [&](std::int64_t num_ranks, const auto& body) { run_ranks(num_ranks, body, {.backend = backend}); };
+      const Difference difference = largest_difference(serial.for_run(run), train_in_threads(run, over));
+      EXPECT_LE(difference.relative, kFloat64Tolerance) << run.name() << " over " << to_string(backend) << ": " << difference.where;
+    }
+  }
+}
+
+TEST(ParallelEqualsSerial, WithTheEmbeddingTiedOverThreeAndFourStages) {
+  const GptRun three{.layout = {.pipe = 3}, .micro_batches = 2, .steps = 3, .global_micro_batches = 2, .inner_tied_uses = 1};
+  GptRun four = three, in_data = three, twice_on_a_stage = three;
+  four.layout.pipe = 4;
+  four.inner_tied_uses = 2;
+  in_data.layout.data = 2;
+  in_data.global_micro_batches = 4;
+  in_data.schedule = "gpipe";
+  in_data.recompute_every = 2;
+  twice_on_a_stage.layout.pipe = 2;
+  twice_on_a_stage.inner_tied_uses = 2;
+  expect_equal_over_every_backend({three, four, in_data, twice_on_a_stage});
+}
+
+TEST(ParallelEqualsSerial, WithBroadcastsBetweenStages) {
+  std::vector<GptRun> runs;
+  for (const char* schedule : {"gpipe", "1f1b"}) {
+    for (const auto& [pipe, data] : {std::pair<std::int64_t, std::int64_t>{2, 2}, {3, 1}, {4, 1}}) {
+      runs.push_back({.layout = {.pipe = pipe, .data = data},
+                      .schedule = schedule,
+                      .micro_batches = 3,
+                      .steps = 3,
+                      .global_micro_batches = 3 * data,
+                      .inner_tied_uses = pipe == 3 ? 1 : 0,
+                      .point_to_point = PointToPoint::broadcast});
+    }
+  }
+  expect_equal_over_every_backend(runs);
+}
+
+// The tensor ranks hold copies of everything; stages hand on a part of each activation and gradient per tensor rank.
+TEST(ParallelEqualsSerial, WithActivationsInPartsOverTheTensorRanks) {
+  const GptRun parts{.layout = {.pipe = 2, .tensor = 2},
+                     .micro_batches = 3,
+                     .steps = 3,
+                     .global_micro_batches = 3,
+                     .partition_activations = true};
+  GptRun uneven = parts, broadcast = parts, in_data = parts;
+  uneven.layout = {.pipe = 2, .tensor = 3};
+  uneven.schedule = "gpipe";
+  broadcast.point_to_point = PointToPoint::broadcast;
+  in_data.layout.data = 2;
+  in_data.global_micro_batches = 6;
+  expect_equal_over_every_backend({parts, uneven, broadcast, in_data});
 }
 
 // What the comparison is worth: with one reduction dropped, or one scale doubled, it must fail.

@@ -20,6 +20,8 @@
 namespace espalier {
 namespace {
 
+namespace tied_layers {
+
 using testing::NamedTensors;
 namespace nn = torch::nn;
 
@@ -259,6 +261,8 @@ TEST(TiedLayers, VerifyTiedNamesACopyThatDiffersInOneBit) {
                                                "call synchronize_tied after changing a copy"));
   }
 }
+
+}  // namespace tied_layers
 
 }  // namespace
 }  // namespace espalier

@@ -203,7 +203,7 @@ std::string averaging(const Report& report) {
       "class=\"number\">Ratio</th><th scope=\"col\" class=\"number\">Share of time, "
       "median</th></tr></thead><tbody>\n";
   for (const AveragingRow& row : rows)
-    html += averaging_row(fmt::format("such as step {}", row.first_step), row);
+    html += averaging_row(fmt::format("from step {}", row.first_step), row);
   if (rows.size() > 1) html += averaging_row("all", all);
   return html + "</tbody></table></div></section>\n";
 }

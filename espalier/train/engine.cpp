@@ -295,7 +295,9 @@ bool Engine::resume(const std::string& folder) {
                         folder, manifest->num_parameters, parameters);
   state_->optimizer->restore(manifest->optimizer_steps);
   const auto states = state_->optimizer_states();
-  auto tensors = state_->shared_tensors(states);
+  auto saved = states;
+  for (auto& of_one : saved) std::erase_if(of_one, [&](const auto& state) { return state.with_replicas && manifest->replicas == 0; });
+  auto tensors = state_->shared_tensors(saved);
   detail::read_checkpoint(folder, *manifest, tensors, world);
   if (manifest->replicas > 0) state_->read_replica_states(folder, *manifest, states);
   for (std::size_t i = 0; i < states.size(); ++i) state_->optimizer->restored(i, states[i]);

@@ -116,9 +116,9 @@ TEST(Report, ShowsWhatAveragingCostBeforeAndAfterTheFreeze) {
   Report report = full_report();
   report.metrics[7].averaging_bytes = 0;  // a skipped step
   const std::string html = render_report(report);
-  EXPECT_THAT(html, HasSubstr(row("such as step 0", {"99", "316\u202f800", "316\u202f800", "1.0", "25.0 %"})));
-  EXPECT_THAT(html, HasSubstr(row("such as step 7", {"1", "0", "3\u202f200", "none", "25.0 %"})));
-  EXPECT_THAT(html, HasSubstr(row("such as step 100", {"300", "33\u202f000", "960\u202f000", "29.1", "3.1 %"})));
+  EXPECT_THAT(html, HasSubstr(row("from step 0", {"99", "316\u202f800", "316\u202f800", "1.0", "25.0 %"})));
+  EXPECT_THAT(html, HasSubstr(row("from step 7", {"1", "0", "3\u202f200", "none", "25.0 %"})));
+  EXPECT_THAT(html, HasSubstr(row("from step 100", {"300", "33\u202f000", "960\u202f000", "29.1", "3.1 %"})));
   EXPECT_THAT(html, HasSubstr(row("all", {"400", "349\u202f800", "1\u202f280\u202f000", "3.7", "3.1 %"})));
   for (MetricsRow& step : report.metrics) step.averaging_bytes = step.averaging_fp32_bytes = 0;
   EXPECT_THAT(render_report(report), Not(HasSubstr("Averaging over data")));

@@ -76,7 +76,7 @@ class OnebitAdam final : public Optimizer {
     const at::NoGradGuard no_grad;
     agree(replicas_, "1-bit adam",
           std::vector<std::string>{fmt::format("freeze_step={}", options.freeze_step), fmt::format("betas={},{}", options.beta1, options.beta2),
-                                   fmt::format("eps={} weight_decay={} deviation_floor={}", options.eps, options.weight_decay, options.deviation_floor),
+                                   fmt::format("eps={} weight_decay={}", options.eps, options.weight_decay),
                                    fmt::format("bias_correction={}", options.bias_correction)});
     for (FlatParameters& one : flat) {
       tensors_.push_back({.values = one.values,
@@ -106,14 +106,7 @@ class OnebitAdam final : public Optimizer {
       } else {
         one.exp_avg_sq.mul_(options_.beta2).addcmul_(gradient, gradient, 1.0 - options_.beta2);
       }
-      const at::Tensor denominator = one.exp_avg_sq.sqrt();
-      if (frozen && options_.deviation_floor > 0.0) {
-        for (const Section& section : one.sections) {
-          const double mean_square = section.of(one.exp_avg_sq).mean().item<double>();
-          section.of(denominator).clamp_min_(options_.deviation_floor * std::sqrt(mean_square));
-        }
-      }
-      denominator.div_(std::sqrt(correction2)).add_(options_.eps);
+      const at::Tensor denominator = one.exp_avg_sq.sqrt().div_(std::sqrt(correction2)).add_(options_.eps);
       one.values.mul_(1.0 - lr * options_.weight_decay);
       one.values.addcdiv_(one.exp_avg, denominator, -lr / correction1);
     }
@@ -128,8 +121,8 @@ class OnebitAdam final : public Optimizer {
     const Tensor& one = tensors_[tensor];
     std::vector<OptimizerState> state{{"exp_avg", one.exp_avg}, {"exp_avg_sq", one.exp_avg_sq}};
     if (one.pending.defined()) {
-      state.push_back({"worker_error", one.pending, /*of_each_replica=*/true});
-      state.push_back({"server_error", at::zeros_like(one.pending)});
+      state.push_back({.name = "worker_error", .tensor = one.pending, .of_each_replica = true});
+      state.push_back({.name = "server_error", .tensor = at::zeros_like(one.pending), .with_replicas = true});
     } else if (num_steps_ > options_.freeze_step && replicas_.size() > 1) {
       std::vector<at::Tensor> worker, server;
       for (const Section& section : one.sections) {
@@ -139,8 +132,8 @@ class OnebitAdam final : public Optimizer {
         worker.push_back(section.mean->worker_error().narrow(0, 0, section.num_elems));
         server.push_back(whole.narrow(0, 0, section.num_elems));
       }
-      state.push_back({"worker_error", at::cat(worker), /*of_each_replica=*/true});
-      state.push_back({"server_error", at::cat(server)});
+      state.push_back({.name = "worker_error", .tensor = at::cat(worker), .of_each_replica = true});
+      state.push_back({.name = "server_error", .tensor = at::cat(server), .with_replicas = true});
     }
     return state;
   }
@@ -233,8 +226,6 @@ OptimizerFactory onebit_adam(const OnebitAdamOptions& options) {
   ESPALIER_CHECK_CONFIG(options.freeze_step >= 1,
                         "1-bit adam: freeze_step is {}; expected at least 1: the variance that is frozen comes from the steps before",
                         options.freeze_step);
-  ESPALIER_CHECK_CONFIG(options.deviation_floor >= 0.0 && options.deviation_floor <= 1.0,
-                        "1-bit adam: deviation_floor is {}; expected a number from 0 to 1", options.deviation_floor);
   return [options](std::vector<FlatParameters> flat, const Group& replicas) -> std::unique_ptr<Optimizer> {
     return std::make_unique<OnebitAdam>(options, std::move(flat), replicas);
   };

@@ -24,9 +24,6 @@ struct OnebitAdamOptions {
   // the others; undefined: all take part. From the freeze on the momentum of the zeros is zero. Every element that shares a
   // scale is sent as plus or minus that scale, which a frozen variance near zero would make a huge update.
   std::function<at::Tensor(const Parameter& parameter)> momentum_mask = {};
-  // Frozen standard deviations (roots of the variance) count as at least this fraction of their root mean square over what
-  // shares a scale, for the same reason. 0: they are taken as they are, as in the paper.
-  double deviation_floor = 0.0;
   // Pad and scale as DeepSpeed does. The errors of padding are not kept in checkpoints.
   bool deepspeed_padding = false;
 };

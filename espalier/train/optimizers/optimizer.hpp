@@ -26,6 +26,7 @@ struct OptimizerState {
   std::string name;              // "exp_avg"
   at::Tensor tensor;             // of the length of the values
   bool of_each_replica = false;  // every replica has its own numbers; otherwise they are alike
+  bool with_replicas = false;    // alike, but in a checkpoint only where state of each replica is
 };
 
 // What a step's averaging over the replicas cost this rank.

@@ -62,6 +62,7 @@ Work finishing(const Group& group, std::shared_ptr<Operation> operation, std::fu
 void begin(std::string_view where, const Group& group) {
   ESPALIER_CHECK_CONFIG(group.valid(), "{}: the group is empty (a default Group); make one with World::make_group or a Mesh",
                         where);
+  group.state().core->check_open(where, group.name());
   group.state().core->advance_parked();
 }
 

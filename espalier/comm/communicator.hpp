@@ -65,6 +65,9 @@ class Transport {
   virtual std::shared_ptr<Communicator> connect(const RankSet& members, std::string_view name, std::uint64_t context) = 0;
   // Tells all peers that this rank gives up: their waits end with a CommError that carries `reason`. Never blocks.
   virtual void abort(std::string_view reason) = 0;
+  // Leaves the world, as the last handle's end does: what others wait for is handed over first, at most until the
+  // deadline; then their waits for this rank fail, and so do later calls here.
+  virtual void close() = 0;
   virtual double wait_seconds() const = 0;
   virtual std::int64_t bytes_sent() const = 0;
 };

@@ -82,6 +82,7 @@ void run_threads(std::vector<std::shared_ptr<Transport>> transports, Backend bac
                                   .launcher = "threads", .backend = backend},
                                  transport, options);
         body(world);
+        world.state().core->close();
       } catch (...) {
         first_error.keep(rank);
         if (transport != nullptr) transport->abort(current_text());
@@ -102,7 +103,7 @@ void run_ranks(std::int64_t num_ranks, const std::function<void(World&)>& body, 
   if (num_ranks > 1) {
     switch (backend) {
       case Backend::host:
-        transports = detail::make_host_transports_for_threads(num_ranks, {.timeout = options.timeout});
+        transports = detail::make_host_transports_for_threads(num_ranks, {.timeout = options.timeout, .log = options.log});
         break;
       case Backend::gloo:
         transports = detail::make_gloo_transports_for_threads(num_ranks, {.timeout = options.timeout});

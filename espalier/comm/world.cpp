@@ -32,6 +32,7 @@ WorldCore::WorldCore(Place the_place, std::shared_ptr<Transport> the_transport, 
 
 std::shared_ptr<GroupState> WorldCore::group(const std::shared_ptr<WorldCore>& self, const RankSet& members,
                                              std::string_view name, std::string_view duplicate) {
+  check_open("making a group", name);
   const std::optional<std::int64_t> rank = members.index_of(place.rank);
   ESPALIER_CHECK_CONFIG(rank.has_value(), "group '{}': rank {} is not a member of {}; only members make a group", name,
                         place.rank, members.to_string());
@@ -77,6 +78,17 @@ void WorldCore::park(std::shared_ptr<Operation> operation) {
 void WorldCore::advance_parked() {
   const std::lock_guard lock(parked_mutex_);
   std::erase_if(parked_, [](const std::shared_ptr<Operation>& operation) { return operation->done(); });
+}
+
+void WorldCore::close() {
+  closed_ = true;
+  if (transport != nullptr) transport->close();
+}
+
+void WorldCore::check_open(std::string_view where, std::string_view group) const {
+  ESPALIER_CHECK_CONFIG(!closed_, "{} on group '{}': rank {} has closed its world when its body of run_ranks returned; use "
+                        "a World, and what came from it, only inside that body",
+                        where, group, place.rank);
 }
 
 World make_world(Place place, std::shared_ptr<Transport> transport, const WorldOptions& options) {

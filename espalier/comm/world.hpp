@@ -32,7 +32,9 @@ struct WorldOptions {
 };
 
 // This process's (or thread's) place among all ranks, and the source of every group. A cheap handle. A program may
-// have several; nothing is global. After a CommError the world is poisoned: every later call rethrows it.
+// have several; nothing is global. After a CommError the world is poisoned: every later call rethrows it. It closes with
+// the last handle to it (world, group or work), which waits until what was posted here for others has left this rank, at
+// most for the deadline; what then is lost, and to whom, is logged (host).
 class World {
  public:
   // From the launcher's variables: espalier run, torchrun, Open MPI, MPICH/PMI, Slurm; a world of one when there is no

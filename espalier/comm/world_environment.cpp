@@ -74,7 +74,7 @@ World World::from_environment(const WorldOptions& options) {
   switch (place.backend) {
     case Backend::host:
       transport = detail::make_host_transport(*roster.store, place.rank, place.size,
-                                              {.timeout = options.timeout});
+                                              {.timeout = options.timeout, .log = options.log});
       break;
     case Backend::gloo:
       transport = detail::make_gloo_transport(

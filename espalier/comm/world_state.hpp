@@ -2,6 +2,7 @@
 // Private: what World and Group handles point to, and how a world is put together.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -41,11 +42,17 @@ struct WorldCore {
   void park(std::shared_ptr<Operation> operation);
   void advance_parked();
 
+  // Leaves the world although handles to it may still exist. Blocks until what others wait for is handed over.
+  void close();
+  // ConfigError when it was closed; `where` says who asks: "all_reduce_ on group 'data'".
+  void check_open(std::string_view where, std::string_view group) const;
+
   const Place place;
   const std::shared_ptr<Transport> transport;  // null in a world of one
   const Log log;
 
  private:
+  std::atomic<bool> closed_ = false;
   std::mutex parked_mutex_;
   std::vector<std::shared_ptr<Operation>> parked_;
 

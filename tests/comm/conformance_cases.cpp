@@ -383,6 +383,22 @@ void send_arrives_while_its_sender_computes(World& world, const Promises&) {
   }
 }
 
+void delivers_what_a_rank_that_leaves_has_sent(World& world, const Promises&) {
+  const Group& group = world.group();
+  const std::int64_t count = 1'000'000;  // 4 MB, four times the arena of this case
+  barrier(group).wait();
+  if (group.rank() == 0) {
+    for (std::int64_t other = 1; other < group.size(); ++other) {
+      const Work dropped = send(data(other, count, at::kFloat), group, other, 5);
+    }
+    return;
+  }
+  std::this_thread::sleep_for(milliseconds(300));
+  at::Tensor received = at::zeros({count});
+  recv(received, group, 0, 5).wait();
+  check_equal(received, data(group.rank(), count, at::kFloat), "received");
+}
+
 void finishes_dropped_work(World& world, const Promises&) {
   const Group& group = world.group();
   at::Tensor dropped = data(world.rank(), 200'000, at::kFloat);
@@ -605,6 +621,8 @@ const std::vector<Case>& cases() {
         {"SendArrivesWhileItsSenderComputes", {2}, send_arrives_while_its_sender_computes, buffered},
         {.name = "RunsInASmallArena", .sizes = {3}, .body = moves_every_dtype, .applies = buffered,
          .arena_bytes = 128 << 10},
+        {.name = "DeliversWhatARankThatLeavesHasSent", .sizes = {2, 3}, .body = delivers_what_a_rank_that_leaves_has_sent,
+         .arena_bytes = 1 << 20},
         {"FinishesDroppedWork", {2, 3}, finishes_dropped_work},
         {"KeepsTensorsAlive", {2, 3}, keeps_tensors_alive},
         {"DuplicatesAreApart", {2, 3}, duplicates_are_apart},

@@ -6,13 +6,18 @@
 //   host           yes            yes              yes                     yes
 //   gloo           no             no               no                      no
 #include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <iterator>
+#include <mutex>
 #include <set>
 #include <sstream>
 
@@ -133,18 +138,31 @@ void reduce_until_killed(World& world, testing_support::FileStore& store) {
   }
 }
 
-// Names in shared memory; the segment has none, and unnamed memory ends with its last process.
-std::set<std::string> named_segments() {
-  std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
-    const std::string name = entry.path().string();
-    if (name.find("espalier") != std::string::npos) names.insert(name);
+// What this process holds: the targets of its descriptors and its mappings of a world's shared memory. (The memory has no
+// name, so it ends with the last mapping.)
+std::multiset<std::string> own_resources() {
+  std::multiset<std::string> held;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;  // the descriptor of this very loop
+    const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
+    if (!gone && target.find("/proc/") != 0) held.insert(target);
   }
-  return names;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:espalier") != std::string::npos) held.insert("mapping of memfd:espalier");
+  }
+  return held;
+}
+
+// Held now and not before, separated by semicolons.
+std::string newly_held(const std::multiset<std::string>& before) {
+  const std::multiset<std::string> now = own_resources();
+  std::vector<std::string> more;
+  std::ranges::set_difference(now, before, std::back_inserter(more));
+  return fmt::format("{}", fmt::join(more, "; "));
 }
 
 TEST(HostProcesses, AllSurvivorsNameARankThatIsKilledAndNothingIsLeft) {
-  const std::set<std::string> before = named_segments();
   auto outcome = testing_support::run_processes("ReduceUntilKilled", 4, milliseconds(90'000));
   testing_support::FileStore store(outcome.folder);
   EXPECT_TRUE(WIFSIGNALED(outcome.statuses[kVictim]) && WTERMSIG(outcome.statuses[kVictim]) == SIGKILL);
@@ -158,9 +176,67 @@ TEST(HostProcesses, AllSurvivorsNameARankThatIsKilledAndNothingIsLeft) {
     const std::int64_t noticed_us = std::stol(store.get("noticed at " + std::to_string(rank), milliseconds(1))) - killed_at;
     std::cout << "rank " << rank << " noticed after " << static_cast<double>(noticed_us) / 1000.0 << " ms: " << outcome.outputs[rank];
     EXPECT_LT(noticed_us, 2'000'000);
+    EXPECT_NE(outcome.outputs[rank].find("\nheld: anon_inode:[pidfd]; "), std::string::npos) << outcome.outputs[rank];
+    EXPECT_NE(outcome.outputs[rank].find("mapping of memfd:espalier\nleft: \n"), std::string::npos) << outcome.outputs[rank];
     EXPECT_TRUE(::kill(outcome.pids[rank], 0) != 0) << "process " << outcome.pids[rank] << " is still there";
   }
-  EXPECT_EQ(named_segments(), before);
+}
+
+// ---- what is lost when a world is closed ----
+
+// Runs two ranks over host with arenas of 1 MiB; the lines they log.
+std::string log_of_two(milliseconds timeout, const std::function<void(World&)>& body) {
+  std::mutex mutex;
+  std::string lines;
+  const LogSink sink = [&](LogLevel, std::string_view line) {
+    const std::lock_guard lock(mutex);
+    lines += fmt::format("{}\n", line);
+  };
+  WorldOptions options;
+  options.timeout = timeout;
+  options.log = sink;
+  detail::run_threads(detail::make_host_transports_for_threads(2, {.timeout = timeout, .arena_bytes = 1 << 20, .log = sink}),
+                      Backend::host, body, options);
+  return lines;
+}
+
+TEST(HostClose, SaysWhatIsLostWhenItsReceiverLeavesFirst) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::string log = log_of_two(milliseconds(20'000), [](World& world) {
+    if (world.rank() == 0) const Work dropped = send(at::zeros({1'000'000}), world.group(), 1, 7);
+    barrier(world.group()).wait();
+  });
+  EXPECT_NE(log.find("[rank 0] warning: host backend: the world was closed before send(float32 x 1000000) to rank 1, tag 7, #0 "
+                     "of group 'world' [0,1] was handed over, and it is lost: rank 1 (thread of pid "),
+            std::string::npos) << log;
+  EXPECT_NE(log.find("has left without taking part\n"), std::string::npos) << log;
+  EXPECT_LT(std::chrono::steady_clock::now() - start, milliseconds(10'000));
+}
+
+TEST(HostClose, WaitsForAReceiverUntilTheDeadlineOnly) {
+  const std::string log = log_of_two(milliseconds(200), [](World& world) {
+    barrier(world.group()).wait();
+    if (world.rank() == 0) const Work dropped = send(at::zeros({1'000'000}), world.group(), 1, 7);
+    if (world.rank() == 1) std::this_thread::sleep_for(milliseconds(1500));
+  });
+  EXPECT_NE(log.find("was handed over, and it is lost: not taken within 200 ms by rank 1 (thread of pid "), std::string::npos)
+      << log;
+  EXPECT_NE(log.find("its last call is barrier() #0 of group 'world' [0,1]\n"), std::string::npos) << log;
+}
+
+TEST(HostClose, LosesNothingInSilenceOfACollectiveThatNobodyWaitedFor) {
+  std::vector<at::Tensor> sums(2);
+  const std::string log = log_of_two(milliseconds(20'000), [&](World& world) {
+    at::Tensor sum = at::ones({1'000'000});
+    sums[static_cast<std::size_t>(world.rank())] = sum;
+    Work work = all_reduce_(sum, world.group());
+    if (world.rank() == 1) {
+      std::this_thread::sleep_for(milliseconds(300));
+      work.wait();
+    }
+  });
+  EXPECT_TRUE(sums[1].equal(at::full({1'000'000}, 2.0))) << sums[1][0].item<float>();
+  EXPECT_EQ(log, "");
 }
 
 TEST(HostProcesses, RefusesARankThatIsStartedTwice) {
@@ -187,8 +263,13 @@ int run_rank(const testing_support::RankProcess& process) {
   };
   try {
     if (process.body == "ReduceUntilKilled") {
-      World all = world({}, {});
-      reduce_until_killed(all, store);
+      const auto before = own_resources();
+      {
+        World all = world({}, {});
+        reduce_until_killed(all, store);
+        std::cout << "held: " << newly_held(before) << "\n";
+      }
+      std::cout << "left: " << newly_held(before) << "\n";
       return 0;
     }
     if (process.body == "SameRankTwice") {  // ranks 0, 1, 2 and 1 again; rank 2 joins after the second has been refused

@@ -4,7 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "espalier/base/error.hpp"
 #include "espalier/comm/collectives.hpp"
@@ -63,6 +66,39 @@ TEST(RunRanks, NamesTheRankThatLeavesBetweenTwoCollectives) {
   } catch (const CommError& error) {
     EXPECT_THAT(error.what(), HasSubstr("rank 2 (thread of pid"));
     EXPECT_THAT(error.what(), HasSubstr("barrier() #1 of group 'world' [0,1,2]"));
+  }
+}
+
+TEST(RunRanks, EndsAWorldWithItsBodyEvenWhenAGroupIsKept) {
+  for (const Backend backend : {Backend::host, Backend::gloo}) {
+    std::vector<Group> kept(2);
+    const auto start = std::chrono::steady_clock::now();
+    std::string of_the_peer;
+    run_ranks(
+        2,
+        [&](World& world) {
+          kept[static_cast<std::size_t>(world.rank())] = world.group().duplicate("data");
+          at::Tensor tensor = at::zeros({4});
+          all_reduce_(tensor, world.group()).wait();
+          if (world.rank() == 0) return;  // its group lives on
+          try {
+            all_reduce_(tensor, world.group()).wait();
+          } catch (const CommError& error) {
+            of_the_peer = error.what();
+          }
+        },
+        {.backend = backend, .timeout = std::chrono::milliseconds(30'000)});
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(10'000));
+    EXPECT_THAT(of_the_peer, HasSubstr(backend == Backend::host ? "rank 0 (thread of pid" : "all_reduce"));
+    EXPECT_THAT(of_the_peer, HasSubstr(backend == Backend::host ? "has left: it closed its world" : "failed"));
+    try {
+      (void)barrier(kept[0]);
+      ADD_FAILURE() << "no error";
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("barrier on group 'data': rank 0 has closed its world"));
+      EXPECT_THAT(error.what(), HasSubstr("only inside that body"));
+    }
+    EXPECT_THROW((void)kept[1].duplicate("more"), ConfigError);
   }
 }
 

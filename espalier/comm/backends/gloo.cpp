@@ -307,7 +307,7 @@ class GlooCommunicator final : public Communicator {
     options.reduceOp = to_c10d(tensor.scalar_type() == at::kBool ? on_truth_values(op) : op);
     return post(
         described("all_reduce", op, tensor), tensor.nbytes(),
-        [&] { return group().allreduce(list, options); },
+        [&] { return group()->allreduce(list, options); },
         [tensor, travels, op, size = members_.size()]() mutable {
           if (op == ReduceOp::mean) travels.div_(size);
           if (!travels.is_alias_of(tensor)) tensor.copy_(travels);
@@ -321,7 +321,7 @@ class GlooCommunicator final : public Communicator {
     if (tensor.numel() == 0) return nothing_to_do();
     return post(
         described("broadcast", tensor, fmt::format(", root {}", root)), tensor.nbytes(),
-        [&] { return group().broadcast(list, options); }, [tensor] {});
+        [&] { return group()->broadcast(list, options); }, [tensor] {});
   }
 
   std::shared_ptr<Operation> all_gather(at::Tensor output, at::Tensor input) override {
@@ -329,7 +329,7 @@ class GlooCommunicator final : public Communicator {
     at::Tensor to = as_bytes(output), from = as_bytes(input);
     return post(
         described("all_gather", input), input.nbytes(),
-        [&] { return group()._allgather_base(to, from); }, [output, input] {});
+        [&] { return group()->_allgather_base(to, from); }, [output, input] {});
   }
 
   // Padded to the longest part.
@@ -344,7 +344,7 @@ class GlooCommunicator final : public Communicator {
     at::Tensor to = at::empty({longest * members_.size()}, at::kByte);
     return post(
         described("all_gather_v", input), input.nbytes(),
-        [&] { return group()._allgather_base(to, from); },
+        [&] { return group()->_allgather_base(to, from); },
         [outputs = std::move(outputs), to, longest] {
           for (std::size_t member = 0; member < outputs.size(); ++member)
             as_bytes(outputs[member])
@@ -364,7 +364,7 @@ class GlooCommunicator final : public Communicator {
     options.reduceOp = to_c10d(input.scalar_type() == at::kBool ? on_truth_values(op) : op);
     return post(
         described("reduce_scatter", op, output), input.nbytes(),
-        [&] { return group()._reduce_scatter_base(to, from, options); },
+        [&] { return group()->_reduce_scatter_base(to, from, options); },
         [output, to, from, op, size = members_.size()]() mutable {
           if (op == ReduceOp::mean) to.div_(size);
           if (to.is_alias_of(output)) return;
@@ -384,7 +384,7 @@ class GlooCommunicator final : public Communicator {
     for (std::int64_t& count : input_elems) count *= input.element_size();
     return post(
         described("all_to_all", input), input.nbytes(),
-        [&] { return group().alltoall_base(to, from, output_elems, input_elems); },
+        [&] { return group()->alltoall_base(to, from, output_elems, input_elems); },
         [output, input] {});
   }
 
@@ -395,7 +395,7 @@ class GlooCommunicator final : public Communicator {
     session_->check();
     std::vector<at::Tensor> copy{as_bytes(tensor.clone())};
     GlooWork work = start(name(next_sequence()), [&] {
-      return group().send(copy, static_cast<int>(to), static_cast<int>(tag));
+      return group()->send(copy, static_cast<int>(to), static_cast<int>(tag));
     });
     session_->bytes_sent += static_cast<std::int64_t>(tensor.nbytes());
     session_->keep_sent(std::move(work), members_.member(to), name(sequence_ - 1));
@@ -410,7 +410,7 @@ class GlooCommunicator final : public Communicator {
     std::vector<at::Tensor> list{as_bytes(tensor)};
     const std::int64_t sequence = next_sequence();
     GlooWork work = start(name(sequence), [&] {
-      return group().recv(list, static_cast<int>(from), static_cast<int>(tag));
+      return group()->recv(list, static_cast<int>(from), static_cast<int>(tag));
     });
     return std::make_shared<ReceiveOperation>(session_, std::move(work), members_.member(from),
                                               [name, sequence] { return name(sequence); });
@@ -423,7 +423,7 @@ class GlooCommunicator final : public Communicator {
         [suffix = suffix()](std::int64_t sequence) {
           return fmt::format("barrier() #{}{}", sequence, suffix);
         },
-        0, [&] { return group().allreduce(list); }, nullptr);
+        0, [&] { return group()->allreduce(list); }, nullptr);
   }
 
   void announce() override {
@@ -436,7 +436,12 @@ class GlooCommunicator final : public Communicator {
  private:
   using Described = std::function<std::string(std::int64_t sequence)>;
 
-  ProcessGroupGloo& group() { return *link_->group; }
+  // The session owns the connections, and drops them when the world is closed.
+  c10::intrusive_ptr<ProcessGroupGloo> group() const {
+    const std::shared_ptr<Link> link = link_.lock();
+    if (link == nullptr) throw CommError(fmt::format("group '{}': its world has been closed", name_));
+    return link->group;
+  }
   std::int64_t next_sequence() { return sequence_++; }
   std::string suffix() const {
     return fmt::format(" of group '{}' {}", name_, members_.to_string());
@@ -515,7 +520,7 @@ class GlooCommunicator final : public Communicator {
 
   const std::shared_ptr<GlooSession> session_;
   const std::shared_ptr<C10dStore> store_;  // of this group
-  const std::shared_ptr<Link> link_;
+  const std::weak_ptr<Link> link_;
   const RankSet members_;
   const std::string name_;
   Capabilities capabilities_;
@@ -559,6 +564,7 @@ class GlooTransport final : public Transport {
   }
 
   void abort(std::string_view reason) override { session_->fail(std::string(reason)); }
+  void close() override { session_->close(); }
   double wait_seconds() const override {
     return static_cast<double>(session_->waited_ns.load()) * 1e-9;
   }

@@ -161,7 +161,10 @@ GlooSession::GlooSession(std::shared_ptr<C10dStore> store, std::int64_t rank,
   });
 }
 
-GlooSession::~GlooSession() {
+GlooSession::~GlooSession() { close(); }
+
+void GlooSession::close() {
+  if (closed_.exchange(true)) return;
   flush();
   std::vector<std::shared_ptr<GlooLink>> links;
   bool is_broken = false;
@@ -201,6 +204,9 @@ milliseconds GlooSession::timeout() const { return state_->timeout; }
 void GlooSession::check() const {
   const std::lock_guard lock(state_->mutex);
   if (!state_->poison.empty()) throw CommError(state_->poison);
+  if (state_->closing)
+    throw CommError(fmt::format(
+        "rank {} has closed this world; nothing can be called on it any more", state_->rank));
 }
 
 std::string GlooSession::fail(const std::string& reason) { return state_->fail(reason); }

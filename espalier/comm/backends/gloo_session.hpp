@@ -37,9 +37,7 @@ class GlooSession {
  public:
   GlooSession(std::shared_ptr<C10dStore> store, std::int64_t rank, std::int64_t world_size,
               std::chrono::milliseconds timeout);
-  // Lets receivers that are still there take what was sent, at most for the time-out; does not wait
-  // in a poisoned world.
-  ~GlooSession();
+  ~GlooSession();  // closes
   GlooSession(const GlooSession&) = delete;
   GlooSession& operator=(const GlooSession&) = delete;
 
@@ -47,7 +45,11 @@ class GlooSession {
   std::int64_t rank() const;
   std::chrono::milliseconds timeout() const;
 
-  // CommError if the world is poisoned.
+  // Lets receivers that are still there take what was sent, at most for the time-out; does not wait
+  // in a poisoned world. Then drops all connections, which ends the waits at their other ends.
+  void close();
+
+  // CommError if the world is poisoned or closed.
   void check() const;
   // Poisons the world here and, through the store, on all other ranks. The first reason stays;
   // returns it.
@@ -85,6 +87,7 @@ class GlooSession {
 
   void flush();
 
+  std::atomic<bool> closed_{false};
   std::shared_ptr<State> state_;
   Helper watcher_;
   Helper keeper_;

@@ -10,6 +10,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <thread>
 
 #include "espalier/base/check.hpp"
@@ -108,19 +109,68 @@ void Endpoint::watch_peers() {
 }
 
 Endpoint::~Endpoint() {
-  {
-    const std::lock_guard lock(mutex_);
-    auto attached = static_cast<std::uint32_t>(RankStatus::attached);
-    mine_.status.compare_exchange_strong(attached, static_cast<std::uint32_t>(RankStatus::closed));
-    for (Message*& first : held_) {
-      while (first != nullptr) release(first);
-    }
-    give_back_undrained();
-    ring_all();
-  }
+  close();
   for (const int fd : pidfds_) {
     if (fd >= 0) ::close(fd);
   }
+}
+
+void Endpoint::close() {
+  std::unique_lock lock(mutex_);
+  if (std::exchange(closed_, true)) return;
+  auto attached = static_cast<std::uint32_t>(RankStatus::attached);
+  auto closing = static_cast<std::uint32_t>(RankStatus::closing);
+  if (mine_.status.compare_exchange_strong(attached, closing)) {
+    ring_all();
+    if (!failure_ && std::uncaught_exceptions() == 0) hand_over(lock);
+  }
+  if (!failure_) failure_ = fmt::format("rank {} has closed this world; nothing can be called on it any more", rank_);
+  mine_.status.compare_exchange_strong(closing, static_cast<std::uint32_t>(RankStatus::closed));
+  for (Message*& first : held_) {
+    while (first != nullptr) release(first);
+  }
+  give_back_undrained();
+  ring_all();
+}
+
+void Endpoint::hand_over(std::unique_lock<std::mutex>& lock) {
+  const auto deadline = Clock::now() + options_.timeout;
+  std::vector<const Task*> owing, lost;
+  const auto look = [&] {
+    progress(nullptr);
+    if (Clock::now() >= next_check_) note_deaths();
+    owing.clear();
+    for (const std::shared_ptr<Task>& task : tasks_) {
+      if (!task->owes() || std::ranges::find(lost, task.get()) != lost.end()) continue;
+      const std::vector<std::int32_t> without = gone(*task);
+      if (without.empty()) {
+        owing.push_back(task.get());
+      } else {
+        lost.push_back(task.get());
+        report_lost(*task, fmt::format("{} has left without taking part",
+                                       describe_rank(task->space.members[static_cast<std::size_t>(without.front())])));
+      }
+    }
+  };
+  try {
+    for (Patience patience;; after_look(patience, lock, deadline)) {
+      before_look(patience);
+      look();
+      if (owing.empty()) return;
+      if (Clock::now() >= deadline) break;
+    }
+    for (const Task* task : owing) {
+      report_lost(*task, fmt::format("not taken within {} ms by {}", options_.timeout.count(), describe_awaited(*task)));
+    }
+  } catch (const std::exception& error) {  // the world was poisoned meanwhile
+    for (const Task* task : owing) report_lost(*task, error.what());
+  }
+}
+
+void Endpoint::report_lost(const Task& task, std::string_view why) const {
+  Log(options_.log, fmt::format("[rank {}] ", rank_))
+      .warning(fmt::format("host backend: the world was closed before {} was handed over, and it is lost: {}", task.describe(),
+                           why));
 }
 
 void Endpoint::give_back_undrained() {
@@ -184,7 +234,7 @@ void Endpoint::post(const std::shared_ptr<Task>& task) {
     Channel& channel = space.channels[{task->peer, task->tag}];
     (task->call.kind == CallKind::send ? channel.senders : channel.receivers).push_back(task.get());
     const std::int64_t to = space.members[static_cast<std::size_t>(task->peer)];
-    if (task->call.kind == CallKind::send && status(to) == RankStatus::closed) {
+    if (!gone(*task).empty() && task->call.kind == CallKind::send) {
       fail(fmt::format("{}: {} has left: it closed its world before this was sent", task->describe(), describe_rank(to)));
     }
   } else {
@@ -213,28 +263,19 @@ void Endpoint::wait(Task& task, Clock::time_point deadline) {
   struct Waiting {
     Endpoint& endpoint;
     const Clock::time_point since = Clock::now();
-    explicit Waiting(Endpoint& the_endpoint) : endpoint(the_endpoint) { ++endpoint.waiters_; }
     ~Waiting() {
-      --endpoint.waiters_;
       endpoint.waited_ns_.fetch_add((Clock::now() - since) / std::chrono::nanoseconds(1), std::memory_order_relaxed);
     }
-  } waiting(*this);
+  } waiting{*this};
 
-  const int pauses = pauses_;
-  for (int round = 0;; ++round) {
-    const bool sleeps = round >= pauses + kYields;
-    std::uint32_t bell = 0;
-    if (sleeps) {
-      // Whoever moves the bell after this line finds `asleep` set or is seen by the progress below.
-      bell = mine_.bell.load(std::memory_order_seq_cst);
-      mine_.asleep.store(1, std::memory_order_seq_cst);
-    }
+  for (Patience patience{.pauses = pauses_};;) {
+    before_look(patience);
     progress(&task);
     if (task.finished) {
-      if (cores_for_all_) adapt_spin(round);
+      if (cores_for_all_) adapt_spin(patience.looks);
       return;
     }
-    if (round >= pauses) {
+    if (!patience.spins()) {
       const auto now = Clock::now();
       if (now >= next_check_) {
         check_peers(task);
@@ -242,17 +283,35 @@ void Endpoint::wait(Task& task, Clock::time_point deadline) {
       }
       if (now >= deadline) fail_deadline(task, now - waiting.since);
     }
-    lock.unlock();
-    if (sleeps) {
-      futex_wait(mine_.bell, bell, std::min<std::chrono::microseconds>(
-          kTick, std::chrono::ceil<std::chrono::microseconds>(std::max(deadline - Clock::now(), Clock::duration::zero()))));
-    } else if (round < pauses) {
-      pause();
-    } else {
-      ::sched_yield();
-    }
-    lock.lock();
+    after_look(patience, lock, deadline);
   }
+}
+
+bool Endpoint::Patience::sleeps() const { return looks >= pauses + kYields; }
+
+// Whoever has something for this rank from here on is seen by the look, or finds `asleep` set and moves the bell.
+void Endpoint::before_look(Patience& patience) {
+  if (!patience.sleeps()) return;
+  patience.bell = mine_.bell.load(std::memory_order_seq_cst);
+  mine_.asleep.store(1, std::memory_order_seq_cst);
+}
+
+void Endpoint::after_look(Patience& patience, std::unique_lock<std::mutex>& lock, Clock::time_point deadline) {
+  const bool sleeps = patience.sleeps();
+  if (sleeps) ++sleepers_;
+  lock.unlock();
+  if (sleeps) {
+    const auto left = std::max(deadline - Clock::now(), Clock::duration::zero());
+    futex_wait(mine_.bell, patience.bell,
+               std::min<std::chrono::microseconds>(kTick, std::chrono::ceil<std::chrono::microseconds>(left)));
+  } else if (patience.spins()) {
+    pause();
+  } else {
+    ::sched_yield();
+  }
+  lock.lock();
+  ++patience.looks;
+  if (sleeps && --sleepers_ == 0) mine_.asleep.store(0, std::memory_order_relaxed);
 }
 
 // Spins longer while that is enough, and hardly at all when others keep the cores busy.
@@ -288,7 +347,7 @@ void Endpoint::drain() {
     if (source == rank_) continue;
     Ring& ring = segment_->ring(source, rank_);
     std::uint64_t tail = ring.tail.load(std::memory_order_relaxed);
-    const std::uint64_t head = ring.head.load(std::memory_order_acquire);
+    const std::uint64_t head = ring.head.load(std::memory_order_seq_cst);
     if (tail == head) continue;
     MessageQueue taken;
     for (; tail != head; ++tail) {
@@ -381,7 +440,7 @@ void Endpoint::advance_tasks() {
     }
     if (finished_any) {
       std::erase_if(tasks_, [](const std::shared_ptr<Task>& task) { return task->finished; });
-      if (waiters_ > 1) ring(rank_);  // another thread of this rank may wait for one of these
+      if (sleepers_ > 0) ring(rank_);  // another thread of this rank may wait for one of these
     }
     again = wants_ > starved_;
     if (wants_ != starved_) show_starved(wants_);
@@ -455,7 +514,7 @@ void Endpoint::dispatch(std::span<const std::int32_t> to, Descriptor& descriptor
     Descriptor& slot = ring.descriptors[head % kRingSlots];
     std::memcpy(static_cast<void*>(&slot), &descriptor, offsetof(Descriptor, inline_data));
     if (descriptor.block == 0) std::memcpy(slot.inline_data.data(), parcel.data, parcel.bytes);
-    ring.head.store(head + 1, std::memory_order_release);
+    ring.head.store(head + 1, std::memory_order_seq_cst);
     this->ring(rank);
   }
   bytes_sent_.fetch_add(static_cast<std::int64_t>(parcel.bytes * to.size()), std::memory_order_relaxed);
@@ -506,8 +565,9 @@ Message* Endpoint::new_message() {
 
 void Endpoint::ring(std::int64_t rank) {
   RankSlot& slot = segment_->slot(rank);
+  if (slot.asleep.load(std::memory_order_seq_cst) == 0 || slot.asleep.exchange(0) == 0) return;
   slot.bell.fetch_add(1, std::memory_order_seq_cst);
-  if (slot.asleep.load(std::memory_order_seq_cst) != 0 && slot.asleep.exchange(0) != 0) futex_wake_all(slot.bell);
+  futex_wake_all(slot.bell);
 }
 
 void Endpoint::ring_all() {
@@ -564,7 +624,7 @@ void Endpoint::fail(std::string text) {
 }
 
 void Endpoint::publish_failure(std::string_view text) {
-  if (status(rank_) != RankStatus::attached) return;
+  if (status(rank_) != RankStatus::attached && status(rank_) != RankStatus::closing) return;
   const std::size_t length = std::min(text.size(), mine_.failure.size() - 1);
   std::memcpy(mine_.failure.data(), text.data(), length);
   mine_.failure[length] = '\0';
@@ -575,49 +635,60 @@ void Endpoint::publish_failure(std::string_view text) {
 }
 
 void Endpoint::note_death(std::int64_t rank) {
-  auto attached = static_cast<std::uint32_t>(RankStatus::attached);
-  if (!segment_->slot(rank).status.compare_exchange_strong(attached, static_cast<std::uint32_t>(RankStatus::died))) return;
+  auto alive = static_cast<std::uint32_t>(RankStatus::attached);
+  const auto died = static_cast<std::uint32_t>(RankStatus::died);
+  std::atomic<std::uint32_t>& its_status = segment_->slot(rank).status;
+  if (!its_status.compare_exchange_strong(alive, died) &&
+      (alive != static_cast<std::uint32_t>(RankStatus::closing) || !its_status.compare_exchange_strong(alive, died))) {
+    return;
+  }
   std::uint32_t none = 0;
   segment_->header().first_failure.compare_exchange_strong(none, static_cast<std::uint32_t>(rank + 1));
   ring_all();
 }
 
 void Endpoint::check_peers(Task& task) {
-  next_check_ = Clock::now() + kTick;
-  if (!is_thread_) {
-    std::vector<pollfd> watched;
-    std::vector<std::int64_t> ranks;
-    for (std::int64_t peer = 0; peer < num_ranks_; ++peer) {
-      const int fd = pidfds_[static_cast<std::size_t>(peer)];
-      if (fd < 0) continue;
-      watched.push_back({fd, POLLIN, 0});
-      ranks.push_back(peer);
-    }
-    if (::poll(watched.data(), watched.size(), 0) > 0) {
-      for (std::size_t i = 0; i < watched.size(); ++i) {
-        if (watched[i].revents == 0) continue;
-        int& fd = pidfds_[static_cast<std::size_t>(ranks[i])];
-        ::close(std::exchange(fd, -1));
-        note_death(ranks[i]);  // unless it had closed its world or failed before
-      }
-      check_failed(&task);
-    }
-  }
+  note_deaths();
+  check_failed(&task);
   check_left(task);
 }
 
+void Endpoint::note_deaths() {
+  next_check_ = Clock::now() + kTick;
+  std::vector<pollfd> watched;
+  std::vector<std::int64_t> ranks;
+  for (std::int64_t peer = 0; peer < num_ranks_; ++peer) {
+    const int fd = pidfds_[static_cast<std::size_t>(peer)];
+    if (fd < 0) continue;
+    watched.push_back({fd, POLLIN, 0});
+    ranks.push_back(peer);
+  }
+  if (watched.empty() || ::poll(watched.data(), watched.size(), 0) <= 0) return;
+  for (std::size_t i = 0; i < watched.size(); ++i) {
+    if (watched[i].revents == 0) continue;
+    int& fd = pidfds_[static_cast<std::size_t>(ranks[i])];
+    ::close(std::exchange(fd, -1));
+    note_death(ranks[i]);  // unless it had closed its world or failed before
+  }
+}
+
+// The awaited members of a task that will do nothing more for it. A closing rank still hands over, but receives no more.
+std::vector<std::int32_t> Endpoint::gone(const Task& task) const {
+  std::vector<std::int32_t> members = task.awaited();
+  std::erase_if(members, [&](std::int32_t member) {
+    const RankStatus now = status(task.space.members[static_cast<std::size_t>(member)]);
+    return now != RankStatus::closed && !(now == RankStatus::closing && task.call.kind == CallKind::send);
+  });
+  return members;
+}
+
 void Endpoint::check_left(Task& task) {
-  const auto has_left = [&](std::int32_t member) {
-    const std::int64_t rank = task.space.members[static_cast<std::size_t>(member)];
-    return status(rank) == RankStatus::closed;
-  };
-  std::vector<std::int32_t> gone = task.awaited();
-  std::erase_if(gone, [&](std::int32_t member) { return !has_left(member); });
-  if (gone.empty()) return;
+  const std::vector<std::int32_t> left = gone(task);
+  if (left.empty()) return;
   progress(&task);  // takes in what they sent before they left
   if (task.finished) return;
   const std::vector<std::int32_t> awaited = task.awaited();
-  for (const std::int32_t member : gone) {
+  for (const std::int32_t member : left) {
     if (std::find(awaited.begin(), awaited.end(), member) == awaited.end()) continue;
     const std::int64_t rank = task.space.members[static_cast<std::size_t>(member)];
     fail(fmt::format("{} on rank {}: {} has left: it closed its world before taking part; {}", task.describe(), rank_,
@@ -625,14 +696,18 @@ void Endpoint::check_left(Task& task) {
   }
 }
 
-void Endpoint::fail_deadline(Task& task, std::chrono::nanoseconds waited) {
-  std::vector<std::string> waited_for;
+std::string Endpoint::describe_awaited(const Task& task) const {
+  std::vector<std::string> awaited;
   for (const std::int32_t member : task.awaited()) {
     const std::int64_t rank = task.space.members[static_cast<std::size_t>(member)];
-    waited_for.push_back(fmt::format("{}: {}", describe_rank(rank), describe_last_call(rank)));
+    awaited.push_back(fmt::format("{}: {}", describe_rank(rank), describe_last_call(rank)));
   }
+  return fmt::format("{}", fmt::join(awaited, "; "));
+}
+
+void Endpoint::fail_deadline(Task& task, std::chrono::nanoseconds waited) {
   fail(fmt::format("{} timed out after {} ms on rank {}; waiting for {}", task.describe(),
-                   std::chrono::round<std::chrono::milliseconds>(waited).count(), rank_, fmt::join(waited_for, "; ")));
+                   std::chrono::round<std::chrono::milliseconds>(waited).count(), rank_, describe_awaited(task)));
 }
 
 }  // namespace espalier::detail::host

@@ -19,6 +19,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "espalier/base/log.hpp"
 #include "espalier/comm/backends/host/arena.hpp"
 #include "espalier/comm/backends/host/segment.hpp"
 #include "espalier/comm/backends/host/task.hpp"
@@ -29,6 +30,7 @@ namespace espalier::detail::host {
 struct EndpointOptions {
   std::chrono::milliseconds timeout{300'000};
   std::int64_t copies_limit_bytes = std::int64_t{4} << 30;  // copies of sent and of early tensors outside the arenas
+  LogSink log{};                                            // told what was lost at closing
 };
 
 // Room for one payload, to be filled and dispatched at once.
@@ -42,7 +44,7 @@ class Endpoint {
  public:
   // Joins the segment; a rank that is a process waits there for all others. CommError naming who is missing.
   Endpoint(std::shared_ptr<Segment> segment, std::int64_t rank, bool is_thread, const EndpointOptions& options);
-  ~Endpoint();  // leaves; never waits
+  ~Endpoint();  // closes
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
@@ -56,6 +58,11 @@ class Endpoint {
 
   // Tells all that this rank has given up.
   void abort(std::string_view reason);
+
+  // Leaves. What others may need of the operations posted here is put into shared memory first, which waits for room, at
+  // most for the time-out; what then is lost, and to whom, is logged. Does not wait in a poisoned world, nor while an
+  // exception unwinds the stack. Later calls throw.
+  void close();
 
   std::chrono::milliseconds timeout() const { return options_.timeout; }
   double wait_seconds() const { return static_cast<double>(waited_ns_.load(std::memory_order_relaxed)) * 1e-9; }
@@ -83,6 +90,18 @@ class Endpoint {
   void watch_peers();
   void give_back_undrained();
   void adapt_spin(int rounds_needed);
+  // One wait, look by look: it spins between them, later yields, then sleeps until its bell.
+  struct Patience {
+    int pauses = 0;
+    int looks = 0;
+    std::uint32_t bell = 0;
+    bool spins() const { return looks < pauses; }
+    bool sleeps() const;
+  };
+  void before_look(Patience& patience);
+  void after_look(Patience& patience, std::unique_lock<std::mutex>& lock, Clock::time_point deadline);
+  void hand_over(std::unique_lock<std::mutex>& lock);
+  void report_lost(const Task& task, std::string_view why) const;
   void progress(const Task* on_behalf);
   void drain();
   void advance_tasks();
@@ -92,6 +111,8 @@ class Endpoint {
   void show_starved(Starved starved);
   void check_failed(const Task* on_behalf);
   void check_peers(Task& task);
+  void note_deaths();
+  std::vector<std::int32_t> gone(const Task& task) const;
   void check_left(Task& task);
   void note_death(std::int64_t rank);
   [[noreturn]] void fail_deadline(Task& task, std::chrono::nanoseconds waited);
@@ -101,6 +122,7 @@ class Endpoint {
   Message* new_message();
   RankStatus status(std::int64_t rank) const;
   std::string describe_last_call(std::int64_t rank) const;
+  std::string describe_awaited(const Task& task) const;
 
   const std::shared_ptr<Segment> segment_;
   const std::int64_t rank_;
@@ -124,8 +146,9 @@ class Endpoint {
   std::vector<int> pidfds_;     // by rank; -1: not watched
   std::int64_t copies_bytes_ = 0;
   Clock::time_point next_check_{};
-  int waiters_ = 0;
+  int sleepers_ = 0;  // threads of this rank that sleep on its bell
   int pauses_ = 0;  // how long the next wait spins before it yields
+  bool closed_ = false;
   std::optional<std::string> failure_;
   std::atomic<std::int64_t> waited_ns_{0};
   std::atomic<std::int64_t> bytes_sent_{0};

@@ -176,6 +176,7 @@ class HostTransport final : public Transport {
     return std::make_shared<HostCommunicator>(endpoint_, endpoint_->space(members.to_vector(), name, context));
   }
   void abort(std::string_view reason) override { endpoint_->abort(reason); }
+  void close() override { endpoint_->close(); }
   double wait_seconds() const override { return endpoint_->wait_seconds(); }
   std::int64_t bytes_sent() const override { return endpoint_->bytes_sent(); }
 
@@ -187,7 +188,7 @@ std::shared_ptr<Transport> make_transport(std::shared_ptr<Segment> segment, std:
                                           const HostOptions& options) {
   return std::make_shared<HostTransport>(std::make_shared<Endpoint>(
       std::move(segment), rank, is_thread,
-      EndpointOptions{.timeout = options.timeout, .copies_limit_bytes = options.copies_limit_bytes}));
+      EndpointOptions{.timeout = options.timeout, .copies_limit_bytes = options.copies_limit_bytes, .log = options.log}));
 }
 
 }  // namespace

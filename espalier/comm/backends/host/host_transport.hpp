@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "espalier/base/log.hpp"
 #include "espalier/comm/communicator.hpp"
 #include "espalier/comm/store.hpp"
 
@@ -16,6 +17,7 @@ struct HostOptions {
   std::chrono::milliseconds timeout{300'000};                // of joining, and of waits without a deadline of their own
   std::int64_t arena_bytes = std::int64_t{64} << 20;         // of each rank; memory is taken only as it is used
   std::int64_t copies_limit_bytes = std::int64_t{4} << 30;   // of each rank: sent and early tensors outside the arenas
+  LogSink log = stderr_sink();                               // told what was lost when a world was closed
 };
 
 // For this process as `rank` of `size`. Blocks until all ranks have joined; CommError naming the missing ones.

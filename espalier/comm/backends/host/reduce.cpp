@@ -67,8 +67,11 @@ ESPALIER_INLINE void reduce_blocks(std::span<const void* const> sources, void* o
   for (std::int64_t begin = 0; begin < count; begin += kBlock) {
     const std::int64_t n = std::min(kBlock, count - begin);
     const T* first = static_cast<const T*>(sources[0]) + begin;
-    for (std::int64_t k = 0; k < n; ++k) accumulator[k] = static_cast<A>(first[k]);
-    for (std::size_t i = 1; i < sources.size(); ++i) {
+    const T* second = static_cast<const T*>(sources[1]) + begin;
+    for (std::int64_t k = 0; k < n; ++k) {
+      accumulator[k] = combine<op, T, A>(static_cast<A>(first[k]), static_cast<A>(second[k]));
+    }
+    for (std::size_t i = 2; i < sources.size(); ++i) {
       const T* next = static_cast<const T*>(sources[i]) + begin;
       for (std::int64_t k = 0; k < n; ++k) accumulator[k] = combine<op, T, A>(accumulator[k], static_cast<A>(next[k]));
     }
@@ -77,8 +80,13 @@ ESPALIER_INLINE void reduce_blocks(std::span<const void* const> sources, void* o
       for (std::int64_t k = 0; k < n; ++k) accumulator[k] = static_cast<A>(static_cast<T>(accumulator[k])) / size;
     }
     T* to = static_cast<T*>(out) + begin;
-    for (std::int64_t k = 0; k < n; ++k) to[k] = static_cast<T>(accumulator[k]);
-    if (also != nullptr) std::copy_n(to, n, static_cast<T*>(also) + begin);
+    if (also == nullptr) {
+      for (std::int64_t k = 0; k < n; ++k) to[k] = static_cast<T>(accumulator[k]);
+      continue;
+    }
+    T* and_to = static_cast<T*>(also) + begin;
+#pragma GCC ivdep
+    for (std::int64_t k = 0; k < n; ++k) and_to[k] = to[k] = static_cast<T>(accumulator[k]);
   }
 }
 

@@ -46,11 +46,12 @@ struct Ring {
   alignas(64) std::array<Descriptor, kRingSlots> descriptors;
 };
 
-enum class RankStatus : std::uint32_t { absent, attached, closed, failed, died };
+// A rank that is closing takes part in nothing new, but hands over what others wait for.
+enum class RankStatus : std::uint32_t { absent, attached, closing, closed, failed, died };
 
 // What a rank shows to the others.
 struct RankSlot {
-  alignas(64) std::atomic<std::uint32_t> bell;  // moves whenever there may be something to do; the futex
+  alignas(64) std::atomic<std::uint32_t> bell;  // moves when a sleeper has something to do; the futex
   std::atomic<std::uint32_t> asleep;            // set before sleeping on the bell
   std::atomic<std::uint32_t> starved;           // a Starved value: wants its bell rung when something is released
   alignas(64) std::atomic<std::uint32_t> status;

@@ -95,6 +95,8 @@ class Task {
   virtual void keep(Endpoint&) {}
   // Called when done.
   virtual void retire(Endpoint&) {}
+  // Whether others may still need something of it that is not in shared memory yet.
+  virtual bool owes() const = 0;
   // Group ranks without whom it cannot go on.
   virtual std::vector<std::int32_t> awaited() const = 0;
 

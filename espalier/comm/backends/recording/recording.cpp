@@ -125,6 +125,7 @@ class RecordingTransport final : public Transport {
                                                    members.size());
   }
   void abort(std::string_view reason) override { inner_->abort(reason); }
+  void close() override { inner_->close(); }
   double wait_seconds() const override { return inner_->wait_seconds(); }
   std::int64_t bytes_sent() const override { return inner_->bytes_sent(); }
 
@@ -173,7 +174,7 @@ void run_ranks_recorded(const std::vector<std::shared_ptr<Recorder>>& recorders,
                         const WorldOptions& options) {
   const auto size = static_cast<std::int64_t>(recorders.size());
   std::vector<std::shared_ptr<Transport>> transports(1);
-  if (size > 1) transports = make_host_transports_for_threads(size, {.timeout = options.timeout});
+  if (size > 1) transports = make_host_transports_for_threads(size, {.timeout = options.timeout, .log = options.log});
   for (std::size_t rank = 0; rank < transports.size(); ++rank) {
     transports[rank] = make_recording_transport(std::move(transports[rank]), recorders[rank]);
   }

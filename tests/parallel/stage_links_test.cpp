@@ -15,13 +15,12 @@
 #include "espalier/parallel/pipeline/executor.hpp"
 #include "espalier/plan/schedule/schedules.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/expect.hpp"
 
 namespace espalier {
 namespace {
 
-void require(bool holds, const std::string& what) {
-  if (!holds) throw std::runtime_error(what);
-}
+using testing_support::expect;
 
 struct Way {
   Backend backend;
@@ -50,7 +49,7 @@ TEST_P(StageLinksOver, ReachBothNeighboursAroundTheRing) {
         stages,
         [&](World& world) {
           const StageLinks links(world, world.group(), GetParam().how);
-          require(links.by_broadcast() == (GetParam().how == PointToPoint::broadcast), "by broadcast");
+          expect(links.by_broadcast() == (GetParam().how == PointToPoint::broadcast), "by broadcast");
           const std::int64_t stage = world.rank();
           at::Tensor from_previous = at::zeros({3}, at::kLong), from_next = at::zeros({3}, at::kLong);
           std::vector<Work> works;
@@ -59,8 +58,8 @@ TEST_P(StageLinksOver, ReachBothNeighboursAroundTheRing) {
           works.push_back(links.send(value(stage, Neighbour::previous), Neighbour::previous, {.micro_batch = 5}));
           works.push_back(links.recv(from_next, Neighbour::next, {.micro_batch = 5}));
           wait_all(works);
-          require(from_previous.equal(value((stage + stages - 1) % stages, Neighbour::next)), "from the previous stage");
-          require(from_next.equal(value((stage + 1) % stages, Neighbour::previous)), "from the next stage");
+          expect(from_previous.equal(value((stage + stages - 1) % stages, Neighbour::next)), "from the previous stage");
+          expect(from_next.equal(value((stage + 1) % stages, Neighbour::previous)), "from the next stage");
         },
         options());
   }
@@ -78,7 +77,7 @@ TEST_P(StageLinksOver, CarryWhatWasInTheTensorWhenItWasSent) {
           sending.wait();
         } else {
           links.recv(tensor, Neighbour::previous, {}).wait();
-          require(tensor.eq(7).all().item<bool>(), "changed on the way");
+          expect(tensor.eq(7).all().item<bool>(), "changed on the way");
         }
       },
       options());
@@ -93,9 +92,9 @@ TEST_P(StageLinksOver, CarryJsonValues) {
         const StageLinks links(world, world.group(), GetParam().how);
         for (const std::string& value : values) {
           if (world.rank() < 2) links.send_json(value, Neighbour::next, {.micro_batch = 1});
-          if (world.rank() > 0) require(links.recv_json(Neighbour::previous, {.micro_batch = 1}) == value, value.substr(0, 80));
+          if (world.rank() > 0) expect(links.recv_json(Neighbour::previous, {.micro_batch = 1}) == value, value.substr(0, 80));
         }
-        require(testing::error_of([&] { links.send_json("{\"open\": ", Neighbour::next, {}); }).find("9 bytes is no JSON") != std::string::npos,
+        expect(testing_support::error_of([&] { links.send_json("{\"open\": ", Neighbour::next, {}); }).find("9 bytes is no JSON") != std::string::npos,
                 "no JSON");
         barrier(world.group()).wait();  // gloo's sends end with their sender
       },
@@ -126,15 +125,15 @@ TEST_P(StageLinksOver, CarryActivationsAndGradientsOfASchedule) {
                 module, kind.generate(layout.pipe, 3), [&](std::int64_t m) { return MicroBatch{{inputs[m]}, {}}; },
                 [&](const Tensors& outputs, const Tensors&) {
                   kinds_sum += outputs[1].sum().item<std::int64_t>();
-                  require(outputs[2].scalar_type() == at::kBool, "the mask's dtype");
+                  expect(outputs[2].scalar_type() == at::kBool, "the mask's dtype");
                   return outputs[0].sum();
                 });
             if (module.last_stage()) {
-              require(kinds_sum == 2 * (2 + 3 + 4) + 0 + 1 + 2, "integers");
-              require(loss == (1 + 0) + (1 + 0 + 12) + (1 + 0 + 12 + 24), "loss");
+              expect(kinds_sum == 2 * (2 + 3 + 4) + 0 + 1 + 2, "integers");
+              expect(loss == (1 + 0) + (1 + 0 + 12) + (1 + 0 + 12 + 24), "loss");
             }
             if (module.first_stage()) {
-              require(at::equal(inputs[2].grad(), at::tensor({0.0, 12.0, 12.0, 12.0}, at::kDouble) / 3.0), "gradients");
+              expect(at::equal(inputs[2].grad(), at::tensor({0.0, 12.0, 12.0, 12.0}, at::kDouble) / 3.0), "gradients");
             }
           },
           options());
@@ -166,11 +165,11 @@ TEST(StageLinks, BroadcastWhereTheBackendHasNoPointToPoint) {
   detail::run_ranks_recorded(all, [](World& world) {
     const Mesh mesh(world, {.pipe = 2});
     const double loss = run_two_stages(PipelineModule(mesh, two_functions(), {.partition = by_layers()}), 5);
-    require(loss == (world.rank() == 1 ? 20.0 : 0.0), "loss");
+    expect(loss == (world.rank() == 1 ? 20.0 : 0.0), "loss");
     at::Tensor tensor = at::zeros({1});
-    const auto contains = [](const std::string& text, const char* part) { require(text.find(part) != std::string::npos, text); };
-    contains(testing::error_of([&] { (void)send(tensor, world.group(), 1 - world.rank()); }), "its backend has no point-to-point operations");
-    contains(testing::error_of([&] { PipelineModule(mesh, two_functions(), {.partition = by_layers(), .point_to_point = PointToPoint::send}); }),
+    const auto contains = [](const std::string& text, const char* part) { expect(text.find(part) != std::string::npos, text); };
+    contains(testing_support::error_of([&] { (void)send(tensor, world.group(), 1 - world.rank()); }), "its backend has no point-to-point operations");
+    contains(testing_support::error_of([&] { PipelineModule(mesh, two_functions(), {.partition = by_layers(), .point_to_point = PointToPoint::send}); }),
              "send and recv are asked for, but backend host has no point-to-point operations");
   });
   for (const auto& recorder : all) {
@@ -209,15 +208,15 @@ TEST(StageLinks, TellMessagesApartByDirectionChunkAndMicroBatch) {
       }
     }
   }
-  EXPECT_THAT(testing::error_of([] { wire_tag(true, {64, 0}); }), ::testing::HasSubstr("chunk 64 and micro-batch 0; expected chunks below 64"));
-  EXPECT_THAT(testing::error_of([] { wire_tag(true, {0, (1 << 24) - 1}); }), ::testing::HasSubstr("micro-batches below 16777215"));
-  EXPECT_THAT(testing::error_of([] { wire_tag(true, {0, -1}); }), ::testing::HasSubstr("micro-batch -1"));
+  EXPECT_THAT(testing_support::error_of([] { wire_tag(true, {64, 0}); }), ::testing::HasSubstr("chunk 64 and micro-batch 0; expected chunks below 64"));
+  EXPECT_THAT(testing_support::error_of([] { wire_tag(true, {0, (1 << 24) - 1}); }), ::testing::HasSubstr("micro-batches below 16777215"));
+  EXPECT_THAT(testing_support::error_of([] { wire_tag(true, {0, -1}); }), ::testing::HasSubstr("micro-batch -1"));
 }
 
 TEST(StageLinks, HaveNoNeighbourWithOneStage) {
   run_ranks(1, [](World& world) {
     const StageLinks links(world, world.group(), PointToPoint::broadcast);
-    const std::string error = testing::error_of([&] { (void)links.send(at::ones({1}), Neighbour::next, {}); });
+    const std::string error = testing_support::error_of([&] { (void)links.send(at::ones({1}), Neighbour::next, {}); });
     EXPECT_THAT(error, ::testing::HasSubstr("the only stage has no neighbour"));
   });
 }
@@ -226,7 +225,7 @@ TEST(StageLinks, AreNamedByWords) {
   for (const PointToPoint how : {PointToPoint::automatic, PointToPoint::send, PointToPoint::broadcast}) {
     EXPECT_EQ(point_to_point_by_name(to_string(how)), how);
   }
-  EXPECT_THAT(testing::error_of([] { point_to_point_by_name("pigeon"); }), ::testing::HasSubstr("no 'pigeon'; choose auto, send or broadcast"));
+  EXPECT_THAT(testing_support::error_of([] { point_to_point_by_name("pigeon"); }), ::testing::HasSubstr("no 'pigeon'; choose auto, send or broadcast"));
 }
 
 }  // namespace

@@ -14,18 +14,16 @@
 #include "espalier/comm/collectives.hpp"
 #include "espalier/comm/run_ranks.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/expect.hpp"
 
 namespace espalier {
 namespace {
 
-using Numbers = std::vector<std::int64_t>;
-
-void expect(bool holds, const std::string& what) {
-  if (!holds) throw std::runtime_error(what);
-}
+using testing_support::expect;
+using Shape = std::vector<std::int64_t>;
 
 // 0, 1, 2, ... in this shape.
-at::Tensor iota(const Numbers& shape) {
+at::Tensor iota(const Shape& shape) {
   std::int64_t elements = 1;
   for (const std::int64_t size : shape) elements *= size;
   return at::arange(elements, at::kLong).reshape(shape);
@@ -103,7 +101,7 @@ TEST_P(PartitionedTensorOver, IsGatheredInAGroupThatDoesNotBeginWithRank0) {
       [](World& world) {
         if (world.rank() % 2 == 0) return;
         const at::Tensor whole = iota({3, 5});
-        expect(PartitionedTensor(whole, world.make_group(RankSet::of(Numbers{1, 3}), "odd")).full().equal(whole), "odd ranks");
+        expect(PartitionedTensor(whole, world.make_group(RankSet::of(Shape{1, 3}), "odd")).full().equal(whole), "odd ranks");
       },
       options());
 }
@@ -155,7 +153,7 @@ TEST(PartitionedTensor, RefusesMetadataThatLie) {
     const at::Tensor local = at::empty({4}, at::kFloat);
     constexpr std::int64_t kMagic = PartitionedTensor::kMagic;
     struct Lie {
-      Numbers meta;
+      Shape meta;
       std::string text;
     };
     const std::vector<Lie> lies{
@@ -183,17 +181,17 @@ TEST(PartitionedTensor, RefusesMetadataThatLie) {
         {{kMagic, 1, 6, 0}, "4 numbers of versioned metadata; expected more than 4"},
     };
     const auto refusal = [&](const at::Tensor& meta, const at::Tensor& part) {
-      return testing::error_of([&] { (void)PartitionedTensor::from_meta(meta, part, group); });
+      return testing_support::error_of([&] { (void)PartitionedTensor::from_meta(meta, part, group); });
     };
     for (const Lie& lie : lies) {
       const std::string text = refusal(at::tensor(lie.meta), local);
       expect(text.find(lie.text) != std::string::npos, lie.text + ": " + text);
     }
-    const at::Tensor good = at::tensor(Numbers{1, 7, 2, 0, 0, 4, 7});
+    const at::Tensor good = at::tensor(Shape{1, 7, 2, 0, 0, 4, 7});
     expect(refusal(good, local) == "(no ConfigError)", "good metadata");
     expect(refusal(good.to(at::kInt), local).find("a 1-dimensional Int tensor") != std::string::npos, "int32 metadata");
     expect(refusal(good, at::Tensor()).find("the part is undefined") != std::string::npos, "no part");
-    const at::Tensor of_integers = at::tensor(Numbers{kMagic, 1, 4, 1, 1, 7});
+    const at::Tensor of_integers = at::tensor(Shape{kMagic, 1, 4, 1, 1, 7});
     expect(refusal(of_integers, at::empty({4}, at::kLong)).find("requires_grad is 1 in the metadata of a part of dtype Long") != std::string::npos,
            "gradients of integers");
   });

@@ -21,6 +21,7 @@
 #include "espalier/train/engine.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/temporary_folder.hpp"
+#include "tests/support/expect.hpp"
 
 namespace espalier {
 namespace {
@@ -29,6 +30,7 @@ namespace onebit {
 
 using at::Tensor;
 using ::testing::HasSubstr;
+using testing_support::expect;
 using Named = std::map<std::string, Tensor>;
 
 constexpr std::int64_t kVocab = 7;
@@ -36,10 +38,6 @@ constexpr std::int64_t kHidden = 6;
 constexpr std::int64_t kFreeze = 4;
 constexpr std::int64_t kMicroBatches = 2;
 constexpr double kTolerance = 1e-10;  // sums in another order, amplified by the steps
-
-void expect(bool holds, const std::string& what) {
-  if (!holds) throw std::runtime_error(what);
-}
 
 std::vector<LayerSpec> model() {
   return {tied<torch::nn::Embedding>("wte", kVocab, kHidden), layer<torch::nn::Linear>(kHidden, kHidden), layer<torch::nn::Tanh>(),
@@ -431,7 +429,7 @@ TEST(OnebitAdam, ResumesBitForBitBeforeAtAndAfterTheFreeze) {
 }
 
 TEST(OnebitAdam, GoesOnFromAdamWWithoutErrorsAndAdamWFromIt) {
-  const testing::TemporaryFolder folder;
+  const testing_support::TemporaryFolder folder;
   run_ranks(2, [&](World& world) {
     const Mesh mesh(world, {.data = 2});
     const auto engine_with = [&](const OptimizerFactory& optimizer) {

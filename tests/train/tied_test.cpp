@@ -22,7 +22,7 @@ namespace {
 
 namespace tied_layers {
 
-using testing::NamedTensors;
+using testing_support::NamedTensors;
 namespace nn = torch::nn;
 
 constexpr std::int64_t kWidth = 4;
@@ -72,19 +72,19 @@ at::Tensor reference_loss(NamedTensors& p, const at::Tensor& input) {
   return at::linear(x * 1.5, p["layers.7.weight"], p["layers.7.bias"]).square().mean();
 }
 
-testing::ReferenceResult train_serially() {
+testing_support::ReferenceResult train_serially() {
   NamedTensors parameters;
   run_ranks(1, [&](World& world) {
     const PipelineModule module(Mesh(world, {}), tied_model());
     for (const Parameter& parameter : module.parameters()) parameters[parameter.name] = parameter.tensor().detach().clone().set_requires_grad(true);
   });
   const auto micro_batches = [](std::int64_t step) {
-    std::vector<testing::ReferenceMicroBatch> all;
+    std::vector<testing_support::ReferenceMicroBatch> all;
     for (std::int64_t i = 0; i < kMicroBatches; ++i) all.push_back({numbers(step, i).inputs, {}});
     return all;
   };
-  return testing::reference_train(
-      parameters, [&](const testing::ReferenceMicroBatch& at) { return reference_loss(parameters, at.inputs[0]); }, micro_batches, kSteps,
+  return testing_support::reference_train(
+      parameters, [&](const testing_support::ReferenceMicroBatch& at) { return reference_loss(parameters, at.inputs[0]); }, micro_batches, kSteps,
       {.lr = [](std::int64_t) { return 0.01; }, .beta2 = 0.999, .weight_decay = 0.0, .max_norm = 0.05});
 }
 
@@ -117,7 +117,7 @@ void train_tied(const TiedRun& run, World& world, const std::function<void(Engin
 double difference(const at::Tensor& a, const at::Tensor& b) { return (a - b).abs().max().item<double>(); }
 
 TEST(TiedLayers, TrainAsOneTensorOverAnyStages) {
-  const testing::ReferenceResult expected = train_serially();
+  const testing_support::ReferenceResult expected = train_serially();
   std::int64_t elems = 0;
   for (const auto& [name, weight] : expected.final_weights) elems += weight.numel();
   for (const Backend backend : {Backend::host, Backend::gloo}) {
@@ -192,7 +192,7 @@ TEST(TiedLayers, AreReducedOnceAStepAndTensor) {
 }
 
 TEST(TiedLayers, AreInACheckpointOnce) {
-  const testing::TemporaryFolder folder;
+  const testing_support::TemporaryFolder folder;
   run_ranks(4, [&](World& world) {
     train_tied({4, 1, by_layers()}, world, [&](Engine& engine, const std::vector<StepResult>&) { engine.save(folder.path()); });
   });
@@ -252,7 +252,7 @@ TEST(TiedLayers, VerifyTiedNamesACopyThatDiffersInOneBit) {
       module.synchronize_tied();
       module.verify_tied();
       if (world.rank() == pipe - 1) last[7].fill_(-0.0);
-      const std::string error = testing::error_of([&] { module.verify_tied(); });
+      const std::string error = testing_support::error_of([&] { module.verify_tied(); });
       const std::lock_guard lock(mutex);
       errors.insert(error);
     });

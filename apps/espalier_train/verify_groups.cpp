@@ -76,13 +76,18 @@ at::Tensor differences(const World& world, const GroupSet& groups) {
   return counts;
 }
 
+std::string counted(std::int64_t count, std::string_view one, std::string_view several) {
+  return fmt::format("{} {}", count, count == 1 ? one : several);
+}
+
 // Prints a line a family; whether all is as planned.
 bool print_comparison(const World& world, const GroupSet& groups, const at::Tensor& counts) {
   const GroupPlan& plan = groups.plan();
   const std::int64_t* count = counts.const_data_ptr<std::int64_t>();
-  fmt::print("{} ranks ({}) over {}: {} groups in {} families; rank 0 opened {} communicators\n\n",
-             world.size(), world.launcher(), to_string(world.backend()), plan.size(),
-             plan.families().size(), groups.num_communicators());
+  fmt::print("{} ({}) over {}: {} in {}; rank 0 opened {}\n\n", counted(world.size(), "rank", "ranks"),
+             world.launcher(), to_string(world.backend()), counted(plan.size(), "group", "groups"),
+             counted(static_cast<std::int64_t>(plan.families().size()), "family", "families"),
+             counted(groups.num_communicators(), "communicator", "communicators"));
   fmt::print("{:<18}{:>7}  {}\n", "family", "groups", "all-reduce and broadcast");
   std::int64_t num_different = 0;
   for (const std::string& family : plan.families()) {
@@ -90,16 +95,16 @@ bool print_comparison(const World& world, const GroupSet& groups, const at::Tens
     for (std::int64_t index = 0; index < plan.size(); ++index) {
       const PlannedGroup group = plan.group(index);
       if (count[index] == 0 || !group.name.starts_with(family + "[")) continue;
-      different.push_back(fmt::format("{} {} on {} ranks", group.name, group.ranks.to_string(), count[index]));
+      different.push_back(fmt::format("{} {} on {}", group.name, group.ranks.to_string(), counted(count[index], "rank", "ranks")));
     }
     num_different += static_cast<std::int64_t>(different.size());
     fmt::print("{:<18}{:>7}  {}\n", family, plan.size(family),
                different.empty() ? "as planned" : fmt::format("DIFFERENT: {}", fmt::join(different, ", ")));
   }
   if (num_different == 0)
-    fmt::print("\nas planned: {} groups\n", plan.size());
+    fmt::print("\nas planned: {}\n", counted(plan.size(), "group", "groups"));
   else
-    fmt::print("\nDIFFERENT: {} of {} groups\n", num_different, plan.size());
+    fmt::print("\nDIFFERENT: {} of {}\n", num_different, counted(plan.size(), "group", "groups"));
   return num_different == 0;
 }
 

@@ -12,7 +12,7 @@
 #include "espalier/base/check.hpp"
 #include "espalier/comm/agreement.hpp"
 #include "espalier/comm/collectives.hpp"
-#include "espalier/plan/groups/host_crossings.hpp"
+#include "espalier/comm/world_state.hpp"
 
 namespace espalier {
 
@@ -57,13 +57,8 @@ GroupSet::GroupSet(const World& world, const GroupPlan& plan) {
     const auto at = std::lower_bound(state.indices.begin(), state.indices.end(), index);
     state.communicators.push_back(static_cast<std::size_t>(at - state.indices.begin()));
   }
-  if (world.rank() == 0) {
-    world.log().info(summary(plan, state.communicators.size()));
-    if (!world.host_of_rank().empty()) {
-      for (const std::string& line : host_crossings(plan, world.host_of_rank()))
-        world.log().warning("groups: " + line);
-    }
-  }
+  if (world.rank() == 0) world.log().info(summary(plan, state.communicators.size()));
+  detail::warn_of_host_crossings(world, plan);
   state_ = std::make_shared<const State>(std::move(state));
 }
 

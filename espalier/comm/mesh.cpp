@@ -7,6 +7,8 @@
 
 #include "espalier/base/check.hpp"
 #include "espalier/comm/agreement.hpp"
+#include "espalier/comm/world_state.hpp"
+#include "espalier/plan/groups/named_plans.hpp"
 
 namespace espalier {
 
@@ -37,6 +39,7 @@ Mesh::Mesh(const World& world, const LayoutSpec& spec) {
   for (const std::string_view family : state.layout.families()) {
     state.groups.emplace_back(family, world.make_group(state.layout.group(family, world.rank()), family));
   }
+  detail::warn_of_host_crossings(world, layout_plan(state.layout));
   state_ = std::make_shared<const State>(std::move(state));
 }
 

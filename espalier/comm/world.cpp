@@ -6,6 +6,7 @@
 
 #include "espalier/base/check.hpp"
 #include "espalier/comm/world_state.hpp"
+#include "espalier/plan/groups/host_crossings.hpp"
 
 namespace espalier {
 namespace detail {
@@ -89,6 +90,11 @@ void WorldCore::check_open(std::string_view where, std::string_view group) const
   ESPALIER_CHECK_CONFIG(!closed_, "{} on group '{}': rank {} has closed its world when its body of run_ranks returned; use "
                         "a World, and what came from it, only inside that body",
                         where, group, place.rank);
+}
+
+void warn_of_host_crossings(const World& world, const GroupPlan& plan) {
+  if (world.rank() != 0 || world.host_of_rank().empty()) return;
+  for (const std::string& line : host_crossings(plan, world.host_of_rank())) world.log().warning("groups: " + line);
 }
 
 World make_world(Place place, std::shared_ptr<Transport> transport, const WorldOptions& options) {

@@ -15,6 +15,10 @@
 #include "espalier/comm/communicator.hpp"
 #include "espalier/comm/world.hpp"
 
+namespace espalier {
+class GroupPlan;
+}
+
 namespace espalier::detail {
 
 // Where a rank is and who started it.
@@ -78,6 +82,9 @@ struct WorldState {
   std::shared_ptr<WorldCore> core;
   Group group;  // all ranks
 };
+
+// Where hosts are known, rank 0 logs which groups of the plan cross them that need not.
+void warn_of_host_crossings(const World& world, const GroupPlan& plan);
 
 // A world of the ranks that `transport` reaches (null: a world of one).
 World make_world(Place place, std::shared_ptr<Transport> transport, const WorldOptions& options);

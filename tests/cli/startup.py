@@ -11,6 +11,7 @@ RUNS = 40
 COMMAND_LINES = [
     ["--version"],
     ["layout", "data=4,pipe=2,tensor=2,expert=2"],
+    ["explain", "5", "--layout", "pipe=2,data=2,tensor=2"],
     ["schedule", "1f1b", "--stages", "4", "--micro-batches", "8"],
     ["partition", "--weights", "5,1,1,1,5", "--parts", "3"],
 ]

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "espalier/comm/collectives.hpp"
+#include "espalier/comm/mesh.hpp"
 #include "espalier/comm/run_ranks.hpp"
 #include "espalier/comm/world_state.hpp"
 #include "espalier/plan/groups/model_data.hpp"
@@ -272,8 +273,9 @@ TEST(GroupSet, TellsARankOutsideThatItTakesNoPart) {
       quiet());
 }
 
-// The log of all ranks that make `plan`; `host_of_rank` as if they were on several hosts.
-std::vector<std::string> log_of(const GroupPlan& plan, std::vector<std::int64_t> host_of_rank) {
+// What all of 4 ranks log in `body`; `host_of_rank` as if they were on several hosts.
+std::vector<std::string> log_of(const std::function<void(const World&)>& body,
+                                std::vector<std::int64_t> host_of_rank) {
   std::mutex mutex;
   std::vector<std::string> lines;
   const LogSink sink = [&](LogLevel level, std::string_view line) {
@@ -281,29 +283,35 @@ std::vector<std::string> log_of(const GroupPlan& plan, std::vector<std::int64_t>
     lines.push_back(std::string(to_string(level)) + " " + std::string(line));
   };
   run_ranks(
-      plan.world_size(),
+      4,
       [&](World& world) {
         const auto& core = world.state().core;
         detail::Place place = core->place;
         place.host_of_rank = host_of_rank;
-        const GroupSet groups(detail::make_world(place, core->transport, quiet(sink)), plan);
+        body(detail::make_world(place, core->transport, quiet(sink)));
       },
       quiet());
   return lines;
 }
 
+void make_groups(const World& world) { const GroupSet groups(world, model_data_plan(4, 2)); }
+void make_mesh(const World& world) { const Mesh mesh(world, {.data = 2, .tensor = 2}); }
+
 TEST(GroupSet, LogsOnceOnRankZeroWhatWasMade) {
-  EXPECT_THAT(log_of(model_data_plan(4, 2), {}),
+  EXPECT_THAT(log_of(make_groups, {}),
               testing::ElementsAre("info [rank 0] groups: data 2, model 2 over 4 ranks; 2 "
                                    "communicators of rank 0 besides the world's"));
 }
 
 TEST(GroupSet, WarnsOnRankZeroOfGroupsThatCrossHostsWithoutNeed) {
-  const auto lines = log_of(model_data_plan(4, 2), {0, 1, 0, 1});
+  const auto lines = log_of(make_groups, {0, 1, 0, 1});
   ASSERT_EQ(lines.size(), 2);
-  EXPECT_THAT(lines[1], HasSubstr("warning [rank 0] warning: groups: model: 2 of 2 groups cross hosts, "
-                                  "[0,1] first"));
-  EXPECT_EQ(log_of(model_data_plan(4, 2), {0, 0, 1, 1}).size(), 1);
+  EXPECT_THAT(lines[1], HasSubstr("warning [rank 0] warning: groups: model: 2 of 2 groups cross "
+                                  "hosts, [0,1] first"));
+  EXPECT_EQ(log_of(make_groups, {0, 0, 1, 1}).size(), 1);
+  EXPECT_THAT(log_of(make_mesh, {0, 1, 0, 1}),
+              testing::ElementsAre(HasSubstr("tensor, model, expert_tensor, expert_model: 2 of 2")));
+  EXPECT_THAT(log_of(make_mesh, {0, 0, 1, 1}), testing::IsEmpty());
 }
 
 }  // namespace

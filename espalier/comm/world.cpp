@@ -87,8 +87,8 @@ void WorldCore::close() {
 }
 
 void WorldCore::check_open(std::string_view where, std::string_view group) const {
-  ESPALIER_CHECK_CONFIG(!closed_, "{} on group '{}': rank {} has closed its world when its body of run_ranks returned; use "
-                        "a World, and what came from it, only inside that body",
+  ESPALIER_CHECK_CONFIG(!closed_, "{} on group '{}': rank {} has closed its world: its run_ranks body has returned; use a "
+                        "World, and what came from it, only inside that body",
                         where, group, place.rank);
 }
 

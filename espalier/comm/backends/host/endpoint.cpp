@@ -234,7 +234,7 @@ void Endpoint::post(const std::shared_ptr<Task>& task) {
     Channel& channel = space.channels[{task->peer, task->tag}];
     (task->call.kind == CallKind::send ? channel.senders : channel.receivers).push_back(task.get());
     const std::int64_t to = space.members[static_cast<std::size_t>(task->peer)];
-    if (!gone(*task).empty() && task->call.kind == CallKind::send) {
+    if (task->call.kind == CallKind::send && has_left(*task, to)) {
       fail(fmt::format("{}: {} has left: it closed its world before this was sent", task->describe(), describe_rank(to)));
     }
   } else {
@@ -272,6 +272,7 @@ void Endpoint::wait(Task& task, Clock::time_point deadline) {
     before_look(patience);
     progress(&task);
     if (task.finished) {
+      if (patience.sleeps() && sleepers_ == 0) mine_.asleep.store(0, std::memory_order_relaxed);
       if (cores_for_all_) adapt_spin(patience.looks);
       return;
     }
@@ -672,12 +673,17 @@ void Endpoint::note_deaths() {
   }
 }
 
-// The awaited members of a task that will do nothing more for it. A closing rank still hands over, but receives no more.
+// Whether this rank will do nothing more for the task. One that is closing still hands over, but receives no more.
+bool Endpoint::has_left(const Task& task, std::int64_t rank) const {
+  const RankStatus now = status(rank);
+  return now == RankStatus::closed || (now == RankStatus::closing && task.call.kind == CallKind::send);
+}
+
+// The awaited members that have left.
 std::vector<std::int32_t> Endpoint::gone(const Task& task) const {
   std::vector<std::int32_t> members = task.awaited();
   std::erase_if(members, [&](std::int32_t member) {
-    const RankStatus now = status(task.space.members[static_cast<std::size_t>(member)]);
-    return now != RankStatus::closed && !(now == RankStatus::closing && task.call.kind == CallKind::send);
+    return !has_left(task, task.space.members[static_cast<std::size_t>(member)]);
   });
   return members;
 }

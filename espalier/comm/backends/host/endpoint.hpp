@@ -112,6 +112,7 @@ class Endpoint {
   void check_failed(const Task* on_behalf);
   void check_peers(Task& task);
   void note_deaths();
+  bool has_left(const Task& task, std::int64_t rank) const;
   std::vector<std::int32_t> gone(const Task& task) const;
   void check_left(Task& task);
   void note_death(std::int64_t rank);

@@ -164,7 +164,7 @@ std::string newly_held(const std::multiset<std::string>& before) {
 
 TEST(HostProcesses, AllSurvivorsNameARankThatIsKilledAndNothingIsLeft) {
   auto outcome = testing_support::run_processes("ReduceUntilKilled", 4, milliseconds(90'000));
-  testing_support::FileStore store(outcome.folder);
+  testing_support::FileStore store(outcome.shared->path());
   EXPECT_TRUE(WIFSIGNALED(outcome.statuses[kVictim]) && WTERMSIG(outcome.statuses[kVictim]) == SIGKILL);
   const std::int64_t killed_at = std::stol(store.get("killed at", milliseconds(1)));
   const std::string victim = "rank 2 (pid " + std::to_string(outcome.pids[kVictim]) + ") died";
@@ -241,7 +241,7 @@ TEST(HostClose, LosesNothingInSilenceOfACollectiveThatNobodyWaitedFor) {
 
 TEST(HostProcesses, RefusesARankThatIsStartedTwice) {
   const auto outcome = testing_support::run_processes("SameRankTwice", 4, milliseconds(90'000));
-  const std::string text = testing_support::FileStore(outcome.folder).get("refused", milliseconds(1));
+  const std::string text = testing_support::FileStore(outcome.shared->path()).get("refused", milliseconds(1));
   EXPECT_NE(text.find("rank 1 was started twice: process "), std::string::npos) << text;
   for (const int status : outcome.statuses) EXPECT_EQ(status, 0);
 }

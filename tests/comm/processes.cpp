@@ -32,26 +32,20 @@ std::optional<RankProcess> this_rank_process() {
                      variable("ESPALIER_TEST_FOLDER")};
 }
 
-Outcome::~Outcome() {
-  if (!folder.empty()) std::filesystem::remove_all(folder);
-}
-
 Outcome run_processes(const std::string& body, std::int64_t size, std::chrono::milliseconds time_limit) {
   Outcome outcome;
-  std::string pattern = (std::filesystem::temp_directory_path() / "espalier-test-XXXXXX").string();
-  if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-  outcome.folder = pattern;
+  outcome.shared = std::make_unique<TemporaryFolder>();
   for (std::int64_t rank = 0; rank < size; ++rank) {
     std::vector<std::string> variables;
     for (char** entry = environ; *entry != nullptr; ++entry) variables.emplace_back(*entry);
     variables.push_back("ESPALIER_TEST_BODY=" + body);
     variables.push_back("ESPALIER_TEST_RANK=" + std::to_string(rank));
     variables.push_back("ESPALIER_TEST_SIZE=" + std::to_string(size));
-    variables.push_back("ESPALIER_TEST_FOLDER=" + outcome.folder.string());
+    variables.push_back("ESPALIER_TEST_FOLDER=" + outcome.shared->path());
     std::vector<char*> environment;
     for (std::string& entry : variables) environment.push_back(entry.data());
     environment.push_back(nullptr);
-    const std::string output = outcome.folder / ("output." + std::to_string(rank));
+    const std::string output = outcome.shared->file("output." + std::to_string(rank));
     posix_spawn_file_actions_t actions;
     ::posix_spawn_file_actions_init(&actions);
     ::posix_spawn_file_actions_addopen(&actions, 1, output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
@@ -80,7 +74,7 @@ Outcome run_processes(const std::string& body, std::int64_t size, std::chrono::m
   }
   for (std::int64_t rank = 0; rank < size; ++rank) {
     std::ostringstream text;
-    text << std::ifstream(outcome.folder / ("output." + std::to_string(rank))).rdbuf();
+    text << std::ifstream(outcome.shared->file("output." + std::to_string(rank))).rdbuf();
     outcome.outputs.push_back(text.str());
   }
   return outcome;

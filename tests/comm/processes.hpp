@@ -5,11 +5,14 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <sys/types.h>
+
+#include "tests/support/temporary_folder.hpp"
 
 namespace espalier::testing_support {
 
@@ -26,11 +29,7 @@ struct Outcome {
   std::vector<pid_t> pids;
   std::vector<int> statuses;        // as from waitpid; -1: had to be killed at the time limit
   std::vector<std::string> outputs;  // standard output and error of each rank
-  std::filesystem::path folder;     // removed with this object
-
-  Outcome() = default;
-  Outcome(Outcome&&) = default;
-  ~Outcome();
+  std::unique_ptr<TemporaryFolder> shared;  // of the ranks
 };
 
 // Runs `size` ranks of `body` and waits for all of them.

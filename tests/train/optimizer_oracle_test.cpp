@@ -10,6 +10,7 @@
 #include "espalier/train/optimizers/onebit_adam.hpp"
 #include "espalier/train/optimizers/torch_optimizer.hpp"
 #include "tests/oracle/check.hpp"
+#include "tests/support/oracle_tensors.hpp"
 
 namespace espalier {
 namespace {
@@ -17,12 +18,10 @@ namespace {
 namespace optimizer_oracle {
 
 using oracle::Json;
-
-double number(const Json& value) { return value.get<double>(); }
+using testing_support::oracle_number;
+using testing_support::oracle_tensor;
 
 at::ScalarType dtype_of(const Json& in) { return in["dtype"] == "float64" ? at::kDouble : at::kFloat; }
-
-at::Tensor to_tensor(const Json& list, at::ScalarType dtype) { return at::tensor(list.get<std::vector<double>>(), at::kDouble).to(dtype); }
 
 Json to_json(const at::Tensor& tensor) {
   const at::Tensor same = tensor.to(at::kDouble).contiguous();
@@ -32,7 +31,7 @@ Json to_json(const at::Tensor& tensor) {
 // One parameter, given to an optimizer.
 struct Stepped {
   Stepped(const Json& in, const OptimizerFactory& factory, const Group& replicas)
-      : values(to_tensor(in["param"], dtype_of(in))), lr(number(in["lr"])), optimizer(factory({{.values = values, .parameters = {{"w", {values}, {}}}}}, replicas)) {}
+      : values(oracle_tensor(in["param"], dtype_of(in))), lr(oracle_number(in["lr"])), optimizer(factory({{.values = values, .parameters = {{"w", {values}, {}}}}}, replicas)) {}
 
   void step(const at::Tensor& gradient) {
     values.mutable_grad() = gradient;
@@ -53,15 +52,15 @@ struct Stepped {
 template <class Torch, class Options>
 Json answer_adam(const Json& record) {
   const Json& in = record["in"];
-  const auto factory = torch_optimizer<Torch>(Options(number(in["lr"]))
-                                                  .betas({number(in["betas"][0]), number(in["betas"][1])})
-                                                  .eps(number(in["eps"]))
-                                                  .weight_decay(number(in["weight_decay"]))
+  const auto factory = torch_optimizer<Torch>(Options(oracle_number(in["lr"]))
+                                                  .betas({oracle_number(in["betas"][0]), oracle_number(in["betas"][1])})
+                                                  .eps(oracle_number(in["eps"]))
+                                                  .weight_decay(oracle_number(in["weight_decay"]))
                                                   .amsgrad(in["amsgrad"].get<bool>()));
   Stepped one(in, factory, {});
   Json params = Json::array();
   for (const Json& gradient : in["grads"]) {
-    one.step(to_tensor(gradient, dtype_of(in)));
+    one.step(oracle_tensor(gradient, dtype_of(in)));
     params.push_back(to_json(one.values));
   }
   return {{"params", params}, {"exp_avg", to_json(one.state("exp_avg"))}, {"exp_avg_sq", to_json(one.state("exp_avg_sq"))}};
@@ -71,11 +70,11 @@ Json answer_adam(const Json& record) {
 Json answer_onebit(const Json& record) {
   const Json& in = record["in"];
   const auto ranks = in["ranks"].get<std::size_t>();
-  const auto factory = onebit_adam({.lr = number(in["lr"]),
-                                    .beta1 = number(in["betas"][0]),
-                                    .beta2 = number(in["betas"][1]),
-                                    .eps = number(in["eps"]),
-                                    .weight_decay = number(in["weight_decay"]),
+  const auto factory = onebit_adam({.lr = oracle_number(in["lr"]),
+                                    .beta1 = oracle_number(in["betas"][0]),
+                                    .beta2 = oracle_number(in["betas"][1]),
+                                    .eps = oracle_number(in["eps"]),
+                                    .weight_decay = oracle_number(in["weight_decay"]),
                                     .freeze_step = in["freeze_step"].get<std::int64_t>() - 1,
                                     .bias_correction = false,
                                     .deepspeed_padding = true});
@@ -88,7 +87,7 @@ Json answer_onebit(const Json& record) {
            {"exp_avg", Json::array({to_json(one.state("exp_avg"))})}};
     for (std::size_t step = 1; step < in["grads"].size(); ++step) {
       std::vector<at::Tensor> gradients;
-      for (const Json& gradient : in["grads"][step]) gradients.push_back(to_tensor(gradient, dtype_of(in)));
+      for (const Json& gradient : in["grads"][step]) gradients.push_back(oracle_tensor(gradient, dtype_of(in)));
       const bool averages = one.optimizer->averages();
       one.step(averages ? gradients[static_cast<std::size_t>(world.rank())] : at::stack(gradients).mean(0));
       out["phases"].push_back(averages ? "compressed" : "warmup");

@@ -22,6 +22,11 @@ struct GroupSet::State {
   std::vector<Group> groups;               // mine, in plan order
   std::vector<std::int64_t> indices;       // of these in the plan
   std::vector<std::size_t> communicators;  // positions in `groups` that opened one
+
+  // Where the plan's group of this index, one of mine, is in `groups`.
+  std::size_t position(std::int64_t index) const {
+    return static_cast<std::size_t>(std::ranges::lower_bound(indices, index) - indices.begin());
+  }
 };
 
 namespace {
@@ -53,10 +58,8 @@ GroupSet::GroupSet(const World& world, const GroupPlan& plan) {
     const PlannedGroup planned = plan.group(index);
     state.groups.push_back(world.make_group(planned.ranks, planned.name));
   }
-  for (const std::int64_t index : plan.communicators_of(world.rank(), world.size())) {
-    const auto at = std::lower_bound(state.indices.begin(), state.indices.end(), index);
-    state.communicators.push_back(static_cast<std::size_t>(at - state.indices.begin()));
-  }
+  for (const std::int64_t index : plan.communicators_of(world.rank(), world.size()))
+    state.communicators.push_back(state.position(index));
   if (world.rank() == 0) world.log().info(summary(plan, state.communicators.size()));
   detail::warn_of_host_crossings(world, plan);
   state_ = std::make_shared<const State>(std::move(state));
@@ -79,8 +82,7 @@ const Group& GroupSet::own(std::string_view family) const {
   ESPALIER_CHECK_CONFIG(index.has_value(),
                         "group set: rank {} is in no group of the family '{}'; ask has_own() first",
                         world().rank(), family);
-  const auto at = std::lower_bound(state_->indices.begin(), state_->indices.end(), *index);
-  return state_->groups[static_cast<std::size_t>(at - state_->indices.begin())];
+  return state_->groups[state_->position(*index)];
 }
 
 const Group& GroupSet::group(std::string_view name) const {

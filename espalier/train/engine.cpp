@@ -57,6 +57,12 @@ std::array<AxisCoordinate, 4> own_place(const Mesh& mesh) {
            {"tensor", mesh.coordinate("tensor")}}};
 }
 
+// Of what every data rank has one of its own.
+Placement on_each_replica(Placement placement) {
+  placement.sharded_axes.insert(placement.sharded_axes.end(), {"data", "context"});
+  return placement;
+}
+
 // ConfigError unless the schedule is sound and ends in an update.
 void check_trains(const Schedule& schedule) {
   const ScheduleReport report = check(schedule);
@@ -132,13 +138,14 @@ void Engine::State::reduce_grads() {
 
 // Gradients that were not averaged are others on every data rank, as those of a sharded parameter are.
 double Engine::State::global_norm() {
-  const std::int64_t replicas = optimizer->averages() ? mesh.group("data_context").size() : 1;
+  const bool averaged = !optimizer->averages();
+  const std::int64_t replicas = averaged ? 1 : mesh.group("data_context").size();
   double power = 0.0;
   for (const Parameter& parameter : module.parameters()) {
     if (!parameter.tensor().requires_grad()) continue;
-    Placement placement = parameter.placement;
-    if (optimizer->averages()) placement.sharded_axes.insert(placement.sharded_axes.end(), {"data", "context"});
-    power += norm_power(parameter.tensor().grad(), placement, rank, 2.0);
+    const at::Tensor& gradient = parameter.tensor().grad();
+    power += averaged ? norm_power(gradient, parameter.placement, rank, 2.0)
+                      : norm_power(gradient, on_each_replica(parameter.placement), rank, 2.0);
   }
   return norm_from_power(all_reduce_scalar(power, mesh.world().group()) / static_cast<double>(replicas), 2.0);
 }
@@ -172,8 +179,7 @@ void Engine::State::add_states(const OptimizerStates& states, std::optional<std:
       if (state.of_each_replica != replica.has_value()) continue;
       for (std::size_t j = 0; j < flat.indices[i].size(); ++j) {
         const Parameter& parameter = module.parameters()[flat.indices[i][j]];
-        Placement placement = parameter.placement;
-        if (replica) placement.sharded_axes.insert(placement.sharded_axes.end(), {"data", "context"});
+        const Placement placement = replica ? on_each_replica(parameter.placement) : parameter.placement;
         tensors.push_back({file_of(parameter.name, replica), parameter.name + ":" + state.name,
                            flat.buffers[i].view(state.tensor, static_cast<std::int64_t>(j)), is_counted(placement, rank)});
       }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Data parallel training of a torch::nn module: each rank sees its own samples, all hold the same weights.
 //   espalier run -n 2 -- ./02_data_parallel
-#include <torch/nn.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include <cstdio>
 

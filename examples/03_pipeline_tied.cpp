@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A pipeline of two stages with an embedding that its first and last layer share, times data parallelism.
 //   espalier run -n 4 -- ./03_pipeline_tied
-#include <torch/nn.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 
 #include <cstdio>
 

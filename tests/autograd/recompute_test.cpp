@@ -2,14 +2,15 @@
 #include "espalier/autograd/recompute.hpp"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
 
 namespace espalier {
 namespace {
 
 struct Net {
   Net() {
-    torch::manual_seed(3);
+    at::manual_seed(3);
     first = torch::nn::Linear(8, 16);
     second = torch::nn::Linear(16, 8);
   }
@@ -25,7 +26,7 @@ struct Net {
 
 TEST(Recompute, GivesTheGradientsOfAPlainCallBitForBit) {
   Net plain, again;
-  const at::Tensor input = torch::randn({4, 8});
+  const at::Tensor input = at::randn({4, 8});
   at::Tensor a = input.clone().requires_grad_(), b = input.clone().requires_grad_();
   const at::Tensor plain_output = plain({a})[0];
   const at::Tensor output = recompute([&](const auto& inputs) { return again(inputs); }, {b})[0];
@@ -40,7 +41,7 @@ TEST(Recompute, GivesTheGradientsOfAPlainCallBitForBit) {
 TEST(Recompute, ReachesParametersWhenNoInputNeedsAGradient) {
   torch::nn::Embedding plain(10, 4);
   auto again = std::dynamic_pointer_cast<torch::nn::EmbeddingImpl>(plain->clone());
-  const at::Tensor tokens = torch::tensor({1, 2, 2, 9});
+  const at::Tensor tokens = at::tensor({1, 2, 2, 9});
   plain->forward(tokens).square().sum().backward();
   recompute([&](const auto& inputs) { return std::vector<at::Tensor>{again->forward(inputs[0])}; }, {tokens})[0].square().sum().backward();
   EXPECT_TRUE(at::equal(plain->weight.grad(), again->weight.grad()));
@@ -48,7 +49,7 @@ TEST(Recompute, ReachesParametersWhenNoInputNeedsAGradient) {
 
 TEST(Recompute, LeavesAnInputThatIsHandedThroughAlone) {
   Net net;
-  at::Tensor input = torch::randn({4, 8}), mask = torch::ones({4, 8}), kinds = torch::zeros({4}, at::kLong);
+  at::Tensor input = at::randn({4, 8}), mask = at::ones({4, 8}), kinds = at::zeros({4}, at::kLong);
   const auto outputs = recompute(
       [&](const auto& inputs) { return std::vector<at::Tensor>{net(inputs)[0] * inputs[1], inputs[1], inputs[2]}; }, {input, mask, kinds});
   EXPECT_FALSE(mask.requires_grad());
@@ -59,8 +60,8 @@ TEST(Recompute, LeavesAnInputThatIsHandedThroughAlone) {
 
 TEST(Recompute, IsAPlainCallWithoutGradMode) {
   Net net;
-  const torch::NoGradGuard no_grad;
-  EXPECT_FALSE(recompute([&](const auto& inputs) { return net(inputs); }, {torch::randn({4, 8})})[0].requires_grad());
+  const at::NoGradGuard no_grad;
+  EXPECT_FALSE(recompute([&](const auto& inputs) { return net(inputs); }, {at::randn({4, 8})})[0].requires_grad());
   EXPECT_EQ(net.calls, 1);
 }
 

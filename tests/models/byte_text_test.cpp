@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/models/gpt/byte_text.hpp"
 
+#include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <numeric>
 #include <string>
@@ -36,9 +36,9 @@ TEST_F(ByteTexts, GiveWindowsAndTheBytesThatFollow) {
   EXPECT_EQ(text.num_samples(), 2);
   const auto [input, target] = text.batch(std::vector<std::int64_t>{1, 0, 1});
   EXPECT_TRUE(at::equal(
-      input, torch::tensor({{'d', 'e', 'f'}, {'a', 'b', 'c'}, {'d', 'e', 'f'}}, at::kLong)));
+      input, at::tensor({'d', 'e', 'f', 'a', 'b', 'c', 'd', 'e', 'f'}, at::kLong).view({3, 3})));
   EXPECT_TRUE(at::equal(
-      target, torch::tensor({{'e', 'f', 'g'}, {'b', 'c', 'd'}, {'e', 'f', 'g'}}, at::kLong)));
+      target, at::tensor({'e', 'f', 'g', 'b', 'c', 'd', 'e', 'f', 'g'}, at::kLong).view({3, 3})));
   const ByteText bytes(Paths{folder_.file("b")}, 2);
   EXPECT_EQ(bytes.batch(std::vector<std::int64_t>{0}).target[0][1].item<std::int64_t>(), 255);
 }

@@ -2,9 +2,15 @@
 // Building, naming, tying and running layers over stages.
 #include "espalier/parallel/pipeline/pipeline_module.hpp"
 
+#include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
 
 #include <map>
 #include <mutex>
@@ -57,11 +63,11 @@ TEST(PipelineModule, GivesWeightsThatDependOnSeedAndLayerAlone) {
 }
 
 TEST(PipelineModule, LeavesLibTorchsGeneratorAsItWas) {
-  torch::manual_seed(17);
-  const Tensor expected = torch::rand({3});
-  torch::manual_seed(17);
+  at::manual_seed(17);
+  const Tensor expected = at::rand({3});
+  at::manual_seed(17);
   weights_over(1, embedding_and_head());
-  EXPECT_TRUE(at::equal(torch::rand({3}), expected));
+  EXPECT_TRUE(at::equal(at::rand({3}), expected));
 }
 
 TEST(PipelineModule, CallsTheUsersSeedingFunctionBeforeEachLayer) {
@@ -88,7 +94,7 @@ TEST(PipelineModule, SharesATiedKeyThatOneStageUsesTwice) {
     const Parameter& wte = module.parameters()[0];
     EXPECT_EQ(wte.name, "wte.weight");
     EXPECT_EQ(wte.uses.size(), 1u);  // one module serves both uses
-    module.forward({torch::tensor({1, 2})})[0].sum().backward();
+    module.forward({at::tensor({1, 2})})[0].sum().backward();
     EXPECT_TRUE(wte.tensor().grad().defined());
   });
 }
@@ -126,7 +132,7 @@ TEST(PipelineModule, RefusesLibTorchsDropoutWhereRanksAreThreads) {
 TEST(PipelineModule, SaysWhichLayerDoesNotTakeWhatItIsGiven) {
   const std::vector<LayerSpec> layers{function("pair", [](const Tensor& x) { return std::tuple{x, x}; }), layer<nn::Linear>(4, 4)};
   const std::string error = error_of([&] {
-    run_ranks(1, [&](World& world) { PipelineModule(Mesh(world, {}), layers).forward({torch::ones({4})}); });
+    run_ranks(1, [&](World& world) { PipelineModule(Mesh(world, {}), layers).forward({at::ones({4})}); });
   });
   EXPECT_THAT(error, HasSubstr("layer Linear: its forward takes 1 tensors, but it is given 2"));
 }
@@ -139,7 +145,7 @@ TEST(PipelineModule, TakesASequentialAndTrainsACopyOfIt) {
     EXPECT_EQ(module.parameters()[0].name, "layers.0.0.weight");
     EXPECT_NE(module.parameters()[0].tensor().data_ptr(), net->parameters()[0].data_ptr());
     EXPECT_TRUE(at::equal(module.parameters()[0].tensor(), net->parameters()[0]));
-    EXPECT_EQ(module.forward({torch::ones({5, 2})})[0].sizes(), (std::vector<std::int64_t>{5, 1}));
+    EXPECT_EQ(module.forward({at::ones({5, 2})})[0].sizes(), (std::vector<std::int64_t>{5, 1}));
   });
 }
 
@@ -165,10 +171,10 @@ TEST(Executor, SendsZerosForAnInputThatTheNextStageDidNotUse) {
                                       function("first only", [](const Tensor& x, const Tensor&) { return x; })};
   run_ranks(2, [&](World& world) {
     const PipelineModule module(Mesh(world, {.pipe = 2}), layers, {.partition = by_layers()});
-    const Tensor input = torch::ones({2}).set_requires_grad(true);
+    const Tensor input = at::ones({2}).set_requires_grad(true);
     execute(module, gpipe().generate(2, 1), [&](std::int64_t) { return MicroBatch{{input}, {}}; },
             [](const Tensors& outputs, const Tensors&) { return outputs[0].sum(); });
-    if (module.first_stage()) { EXPECT_TRUE(at::equal(input.grad(), torch::full({2}, 2.0))); }
+    if (module.first_stage()) { EXPECT_TRUE(at::equal(input.grad(), at::full({2}, 2.0))); }
   });
 }
 
@@ -176,7 +182,7 @@ TEST(Executor, RefusesALossThatIsNotOneNumber) {
   EXPECT_THAT(error_of([] {
                 run_ranks(1, [](World& world) {
                   const PipelineModule module(Mesh(world, {}), {layer<nn::Linear>(2, 2)});
-                  execute(module, gpipe().generate(1, 1), [](std::int64_t) { return MicroBatch{{torch::ones({2})}, {}}; },
+                  execute(module, gpipe().generate(1, 1), [](std::int64_t) { return MicroBatch{{at::ones({2})}, {}}; },
                           [](const Tensors& outputs, const Tensors&) { return outputs[0]; });
                 });
               }),

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/sharding/tensor_file.hpp"
 
+#include <ATen/Functions.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <cstdio>
 #include <cstdlib>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/reference_train.hpp"
 
-#include <torch/torch.h>
+#include <ATen/Functions.h>
 
 #include <algorithm>
 #include <cmath>
@@ -87,7 +87,7 @@ ReferenceResult reference_train(
     result.losses.push_back(accumulate_gradients(parameters, forward, micro_batches(step)));
     const double norm = global_norm(parameters);
     result.norms.push_back(norm);
-    torch::NoGradGuard no_grad;
+    at::NoGradGuard no_grad;
     for (const auto& [name, parameter] : parameters) {
       const at::Tensor& grad = parameter.grad();
       if (step == 0)

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/train/engine.hpp"
 
+#include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
 
 #include <cmath>
 #include <map>
@@ -29,7 +32,7 @@ std::vector<LayerSpec> layers() {
 Tensor loss(const Tensors& outputs, const Tensors& targets) { return at::cross_entropy_loss(outputs[0], targets[0]); }
 
 MicroBatch tokens(std::int64_t step, std::int64_t index) {
-  const Tensor tokens = (torch::arange(6 + index % 2, at::kLong) * 3 + step + index) % 7;  // lengths differ
+  const Tensor tokens = (at::arange(6 + index % 2, at::kLong) * 3 + step + index) % 7;  // lengths differ
   return {{tokens}, {(tokens + 1) % 7}};
 }
 
@@ -96,11 +99,11 @@ TEST(Engine, SkipsAStepWhoseGradientsAreNotFinite) {
     Engine engine(mesh, module, adamw(), {.loss = [](const Tensors& outputs, const Tensors& targets) { return (outputs[0] * targets[0]).sum(); }});
     const Tensor before = module.parameters()[0].tensor().detach().clone();
     const double factor = world.rank() == 0 ? INFINITY : 1.0;
-    const StepResult result = engine.train_batch([&](std::int64_t) { return MicroBatch{{torch::ones({1, 2})}, {torch::full({1}, factor)}}; });
+    const StepResult result = engine.train_batch([&](std::int64_t) { return MicroBatch{{at::ones({1, 2})}, {at::full({1}, factor)}}; });
     EXPECT_TRUE(result.skipped);
     EXPECT_TRUE(at::equal(before, module.parameters()[0].tensor()));
     EXPECT_EQ(engine.step(), 1);
-    EXPECT_FALSE(engine.train_batch([](std::int64_t) { return MicroBatch{{torch::ones({1, 2})}, {torch::ones({1})}}; }).skipped);
+    EXPECT_FALSE(engine.train_batch([](std::int64_t) { return MicroBatch{{at::ones({1, 2})}, {at::ones({1})}}; }).skipped);
     EXPECT_FALSE(at::equal(before, module.parameters()[0].tensor()));
   });
 }

@@ -3,7 +3,12 @@
 #include "tests/support/reference_train.hpp"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
 
 #include <vector>
 
@@ -11,7 +16,7 @@ namespace espalier::testing_support {
 namespace {
 
 torch::nn::Sequential small_model() {
-  torch::manual_seed(5);
+  at::manual_seed(5);
   torch::nn::Sequential model(torch::nn::Linear(6, 9), torch::nn::Tanh(), torch::nn::Linear(9, 4));
   model->to(at::kDouble);
   return model;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `espalier train`, `verify` and `verify-groups` need tensors: this process becomes espalier-train
+// `espalier train`, `verify`, `verify-groups` and `bench` need tensors: this process becomes espalier-train
 // with the same arguments.
 #include <fmt/format.h>
 #include <unistd.h>
@@ -60,6 +60,7 @@ void add_train(CLI::App& app) {
                 "Compare a layout with one process: losses, gradients, norm, weights");
   add_forwarded(app, "verify-groups",
                 "Make every group of a layout and compare what it reduces with the plan");
+  add_forwarded(app, "bench", "Time collectives over one backend, or several in turn");
 }
 
 }  // namespace espalier::command

@@ -9,5 +9,6 @@ namespace espalier::command {
 void add_train(CLI::App& app);
 void add_verify(CLI::App& app);
 void add_verify_groups(CLI::App& app);
+void add_bench(CLI::App& app);
 
 }  // namespace espalier::command

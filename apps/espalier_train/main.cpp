@@ -29,6 +29,7 @@ int run(int argc, char** argv) {
   espalier::command::add_train(app);
   espalier::command::add_verify(app);
   espalier::command::add_verify_groups(app);
+  espalier::command::add_bench(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& asked) {

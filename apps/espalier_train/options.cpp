@@ -63,12 +63,8 @@ std::optional<std::int64_t> ModelOptions::check() const {
   point_to_point_by_name(point_to_point);
   if (!backend.empty()) backend_by_name(backend);
   const auto specs = gpt_layers(gpt());
-  const std::int64_t sizes[] = {spec.pipe, spec.data, spec.context, spec.tensor};
-  std::int64_t ranks = 1;
-  for (const std::int64_t size : sizes) {
-    if (size == kRest) return std::nullopt;
-    ranks *= size;
-  }
+  const std::optional<std::int64_t> ranks = num_ranks_of(spec);
+  if (!ranks) return std::nullopt;
   ESPALIER_CHECK_CONFIG(spec.context == 1 && spec.tensor == 1 && spec.expert == 1,
                         "layout {}: the reference GPT is trained over pipe and data; leave context, tensor and expert at 1", layout);
   ESPALIER_CHECK_CONFIG(spec.pipe <= std::ssize(specs), "layout {}: {} stages, but the model has only {} layers; use pipe <= {}", layout,

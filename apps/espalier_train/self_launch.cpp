@@ -47,6 +47,15 @@ void run_as_ranks(std::string_view command, std::optional<std::int64_t> num_rank
   if (const int code = launch_ranks(options); code != 0) throw CLI::RuntimeError(code);
 }
 
+std::optional<std::int64_t> num_ranks_of(const LayoutSpec& spec) {
+  std::int64_t product = 1;
+  for (const std::int64_t size : {spec.pipe, spec.data, spec.context, spec.tensor}) {
+    if (size == kRest) return std::nullopt;
+    ESPALIER_CHECK_CONFIG(!__builtin_mul_overflow(product, size, &product), "layout: its sizes multiply to more than 2^63 ranks; choose smaller ones");
+  }
+  return product;
+}
+
 bool shows_on_terminal() { return isatty(STDOUT_FILENO) != 0 || std::getenv(kTerminalVariable) != nullptr; }
 
 }  // namespace espalier::command

@@ -118,18 +118,10 @@ bool verify_on_rank(const World& world, const GroupsOptions& options) {
 }
 
 // nullopt when a launcher has to say it.
-std::optional<std::int64_t> num_ranks_of(const GroupsOptions& options) {
+std::optional<std::int64_t> asked_ranks(const GroupsOptions& options) {
   if (options.world_size) return options.world_size;
   if (!options.plan.empty()) return std::nullopt;
-  const LayoutSpec spec = Layout::parse(options.layout);
-  std::int64_t product = 1;
-  for (const std::int64_t size : {spec.pipe, spec.data, spec.context, spec.tensor}) {
-    if (size == kRest) return std::nullopt;
-    ESPALIER_CHECK_CONFIG(!__builtin_mul_overflow(product, size, &product),
-                          "verify-groups: layout {} has more than 2^63 ranks; choose smaller sizes",
-                          options.layout);
-  }
-  return product;
+  return num_ranks_of(Layout::parse(options.layout));
 }
 
 void verify_groups(const GroupsOptions& options) {
@@ -144,7 +136,7 @@ void verify_groups(const GroupsOptions& options) {
   ESPALIER_CHECK_CONFIG(!launched || options.as != "threads",
                         "verify-groups: --as threads, but this is a rank of {} already; leave it out there",
                         to_string(found.launcher));
-  const std::optional<std::int64_t> num_ranks = num_ranks_of(options);
+  const std::optional<std::int64_t> num_ranks = asked_ranks(options);
   const auto ranks = launched ? std::optional(found.world_size.value) : num_ranks;
   ESPALIER_CHECK_CONFIG(ranks.has_value(), "verify-groups: the number of ranks is not known; add --world N");
   ESPALIER_CHECK_CONFIG(launched || *ranks <= kMostRanks,

@@ -42,10 +42,10 @@ def main():
 
         expect("not there", run(command, ["train"], path), 2, "", f"espalier-train: not found in {beside} nor in PATH")
         write_stand_in(elsewhere, "in-path", 7)
-        for word in ("train", "verify", "verify-groups"):
+        for word in ("train", "verify", "verify-groups", "bench"):
             expect("in PATH", run(command, [word, *ARGUMENTS], path), 7, "|".join(["in-path", word, *ARGUMENTS, ""]))
         write_stand_in(beside, "beside", 130)
-        for word in ("train", "verify", "verify-groups"):
+        for word in ("train", "verify", "verify-groups", "bench"):
             expect("beside", run(command, [word, *ARGUMENTS], path), 130, "|".join(["beside", word, *ARGUMENTS, ""]))
         expect("without arguments", run(command, ["train"], path), 130, "beside|train|")
         (beside / "espalier-train").chmod(0o644)

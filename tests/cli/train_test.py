@@ -15,7 +15,8 @@ import tempfile
 import time
 import unittest
 
-ESPALIER = sys.argv.pop(1) if len(sys.argv) > 1 else "espalier"
+from processes import ESPALIER, clean_environment
+
 SMALL = {"--layers": "2", "--hidden": "16", "--heads": "2", "--context": "16", "--batch": "8", "--micro-batches": "2",
          "--warmup": "2", "--sample": "8"}
 
@@ -57,11 +58,6 @@ def alive(pid):
             return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
-
-
-def clean_environment():
-    return {name: value for name, value in os.environ.items()
-            if not name.startswith(("ESPALIER_", "OMPI_", "PMI", "SLURM_")) and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
 
 
 class Train(unittest.TestCase):

@@ -4,17 +4,10 @@
 
 Usage: verify_groups_test.py ESPALIER [unittest arguments]; ESPALIER is the program to test.
 """
-import os
 import subprocess
-import sys
 import unittest
 
-ESPALIER = sys.argv.pop(1) if len(sys.argv) > 1 else "espalier"
-
-
-def clean_environment():
-    return {name: value for name, value in os.environ.items()
-            if not name.startswith(("ESPALIER_", "OMPI_", "PMI", "SLURM_")) and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+from processes import ESPALIER, clean_environment
 
 
 def run(*words):

@@ -11,11 +11,15 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <optional>
 
 #include "espalier/base/error.hpp"
+#include "espalier/comm/collectives.hpp"
 #include "espalier/comm/run_ranks.hpp"
 #include "espalier/train/optimizers/onebit_adam.hpp"
 #include "espalier/train/optimizers/torch_optimizer.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/small_disk.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace espalier {
@@ -148,6 +152,26 @@ TEST(Engine, ResumesInAnotherLayoutWithTheSameTensors) {
                    if (step == 0) { EXPECT_TRUE(engine.resume(folder.path())); }
                  }));
   }
+}
+
+TEST(Engine, ResumesFromTheFormerCheckpointAfterAFullDiskWhileSaving) {
+  const Training run{.layout = {.pipe = 2, .data = 2}};
+  const testing_support::TemporaryFolder folder;
+  const Weights whole = train(run, 4, [&](Engine& engine, World& world, std::int64_t step) {
+    if (step == 2) engine.save(folder.path());
+    if (step != 3) return;
+    std::optional<testing_support::SmallDisk> disk;
+    if (world.rank() == 0) disk.emplace(500);
+    barrier(world.group()).wait();
+    EXPECT_THAT(testing_support::error_of([&] { engine.save(folder.path()); }),
+                ::testing::AllOf(::testing::HasSubstr("step-00000003"), ::testing::HasSubstr("File too large")));
+    barrier(world.group()).wait();
+  });
+  expect_equal(whole, train(run, 4, [&](Engine& engine, World&, std::int64_t step) {
+                 if (step != 0) return;
+                 EXPECT_TRUE(engine.resume(folder.path()));
+                 EXPECT_EQ(engine.step(), 2);
+               }));
 }
 
 TEST(Engine, HasNothingToResumeInAnEmptyFolder) {

@@ -85,6 +85,6 @@ function(espalier_test name)
     ESPALIER_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data"
     ESPALIER_TEST_BIN="${CMAKE_RUNTIME_OUTPUT_DIRECTORY}")
   include(GoogleTest)
-  gtest_discover_tests(${name} TEST_PREFIX "${name}." DISCOVERY_MODE PRE_TEST
+  gtest_discover_tests(${name} TEST_PREFIX "${name}." DISCOVERY_MODE PRE_TEST NO_PRETTY_VALUES
     PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} PROCESSORS ${arg_PROCESSORS})
 endfunction()

@@ -15,11 +15,13 @@ import argparse
 import difflib
 import os
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
 
 TIMEOUT_S = 20
+HELP_DEFAULT = re.compile(r"\b(FLOAT|INT|TEXT) \[(\S+)\]")  # CLI11 2.4; before, FLOAT=1
 
 
 def answer(command, line):
@@ -32,7 +34,7 @@ def answer(command, line):
     done = subprocess.run([command, *words[1:]], stdin=subprocess.DEVNULL, capture_output=True, text=True,
                           timeout=TIMEOUT_S, env=environment)
     lines = [f"$ {line}"]
-    lines += done.stdout.splitlines()
+    lines += HELP_DEFAULT.sub(r"\1=\2  ", done.stdout).rstrip("\n").splitlines()
     lines += [f"! {text}".rstrip() for text in done.stderr.splitlines()]
     if done.returncode != 0:
         lines.append(f"= {done.returncode}")

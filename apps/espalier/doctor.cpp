@@ -32,6 +32,7 @@ Json built_in() {
           {"compiler", __VERSION__},
           {"libtorch", ESPALIER_TORCH_VERSION},  // empty: built without
           {"backends", std::string_view(ESPALIER_TORCH_VERSION).empty() ? Json::array()
+                       : ESPALIER_WITH_MPI == 1                         ? Json{"host", "gloo", "mpi"}
                                                                         : Json{"host", "gloo"}}};
 }
 

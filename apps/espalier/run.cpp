@@ -1,7 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // `espalier run -n 4 -- ./program args`: any program as the ranks of one world on this host.
+#include <unistd.h>
+
 #include <CLI/App.hpp>
+#include <CLI/Validators.hpp>
+#include <cerrno>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,6 +31,34 @@ void refuse_inside_a_launcher() {
                         found.rank.variable, found.rank.value);
 }
 
+void set_default(const char* name, const char* value) { setenv(name, value, 0); }
+
+// This process becomes mpirun. Ranks may share cores, as with the other backends. Open MPI 4 and 5 take these settings as
+// variables of different names, MPICH needs none.
+[[noreturn]] void execute_mpirun(const LaunchOptions& options) {
+  ESPALIER_CHECK_CONFIG(options.num_ranks >= 1, "run: -n {}; expected at least one rank", options.num_ranks);
+  setenv("ESPALIER_BACKEND", "mpi", 1);
+  set_default("OMP_NUM_THREADS", "1");
+  set_default("OMPI_MCA_rmaps_base_oversubscribe", "1");
+  set_default("OMPI_MCA_hwloc_base_binding_policy", "none");
+  set_default("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe");
+  set_default("PRTE_MCA_hwloc_default_binding_policy", "none");
+  set_default("OMPI_MCA_btl_vader_single_copy_mechanism", "none");  // needs rights that containers lack
+  if (geteuid() == 0) {
+    set_default("OMPI_ALLOW_RUN_AS_ROOT", "1");
+    set_default("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+  }
+  std::vector<std::string> words{"mpirun", "-n", std::to_string(options.num_ranks)};
+  words.insert(words.end(), options.command.begin(), options.command.end());
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  execvp(arguments.front(), arguments.data());
+  throw ConfigError(fmt::format("run: mpirun cannot be started: {}; install an MPI (scripts/setup installs Open MPI), or run "
+                                "without --backend mpi",
+                                std::strerror(errno)));
+}
+
 }  // namespace
 
 void add_run(CLI::App& app) {
@@ -38,10 +72,17 @@ void add_run(CLI::App& app) {
       "signal n).");
   const auto options = std::make_shared<LaunchOptions>();
   sub->add_option("-n,--ranks", options->num_ranks, "How many ranks")->required();
+  const auto backend = std::make_shared<std::string>();
+  sub->add_option("--backend", *backend,
+                  "What the ranks talk over, told to them as ESPALIER_BACKEND: host, gloo, or mpi, "
+                  "which makes this command execute mpirun")
+      ->check(CLI::IsMember({"host", "gloo", "mpi"}));
   sub->add_option("program", options->command, "The program and its arguments, after --")
       ->required();
-  sub->callback([options] {
+  sub->callback([options, backend] {
     refuse_inside_a_launcher();
+    if (*backend == "mpi") execute_mpirun(*options);
+    if (!backend->empty()) options->variables["ESPALIER_BACKEND"] = *backend;
     if (const int code = launch_ranks(*options); code != 0) throw CLI::RuntimeError(code);
   });
 }

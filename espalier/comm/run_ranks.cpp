@@ -108,6 +108,9 @@ void run_ranks(std::int64_t num_ranks, const std::function<void(World&)>& body, 
       case Backend::gloo:
         transports = detail::make_gloo_transports_for_threads(num_ranks, {.timeout = options.timeout});
         break;
+      case Backend::mpi:
+        throw ConfigError("run_ranks: the ranks of backend mpi are processes, not threads; start them with espalier run "
+                          "--backend mpi or mpirun, or choose host or gloo");
     }
   }
   detail::run_threads(std::move(transports), backend, body, options);

@@ -110,13 +110,15 @@ World make_world(Place place, std::shared_ptr<Transport> transport, const WorldO
 Backend backend_by_name(std::string_view name) {
   if (name == "host") return Backend::host;
   if (name == "gloo") return Backend::gloo;
-  throw ConfigError(fmt::format("backend: there is no '{}'; choose host or gloo", name));
+  if (name == "mpi") return Backend::mpi;
+  throw ConfigError(fmt::format("backend: there is no '{}'; choose host, gloo or mpi", name));
 }
 
 std::string_view to_string(Backend backend) {
   switch (backend) {
     case Backend::host: return "host";
     case Backend::gloo: return "gloo";
+    case Backend::mpi: return "mpi";
   }
   return "?";
 }

@@ -19,14 +19,16 @@ namespace detail {
 struct WorldState;
 }
 
-enum class Backend { host, gloo };
+enum class Backend { host, gloo, mpi };
 
-// "host", "gloo"; ConfigError with the legal names otherwise.
+// "host", "gloo", "mpi"; ConfigError with the legal names otherwise.
 Backend backend_by_name(std::string_view name);
 std::string_view to_string(Backend backend);
 
 struct WorldOptions {
-  std::optional<Backend> backend;                    // default: ESPALIER_BACKEND, else host when all ranks share a host, else gloo
+  // Default: ESPALIER_BACKEND; else host when all ranks share a host; else mpi when mpirun started them and this build
+  // has it; else gloo.
+  std::optional<Backend> backend;
   std::chrono::milliseconds timeout{300'000};        // deadline of every wait
   LogSink log = stderr_sink();
 };
@@ -39,7 +41,7 @@ class World {
  public:
   // From the launcher's variables: espalier run, torchrun, Open MPI, MPICH/PMI, Slurm; a world of one when there is no
   // launcher. Blocks until all ranks are there (CommError names the missing ones at the deadline). ConfigError when
-  // the variables contradict each other.
+  // the variables contradict each other, or the backend is mpi and this build or this launcher is without MPI.
   static World from_environment(const WorldOptions& options = {});
 
   std::int64_t rank() const;
@@ -54,7 +56,7 @@ class World {
   const Log& log() const;
 
   // The group of these ranks. Members only; all of them must call in the same order for groups they share. Equal sets
-  // share one communicator. Blocks only where the backend must connect (gloo).
+  // share one communicator. Blocks only where the backend must connect (gloo, mpi).
   Group make_group(const RankSet& members, std::string_view name) const;
 
   // Seconds this rank has spent blocked in waits so far, and bytes handed to the transport.

@@ -8,6 +8,7 @@
 #include "espalier/base/check.hpp"
 #include "espalier/comm/backends/gloo.hpp"
 #include "espalier/comm/backends/host/host_transport.hpp"
+#include "espalier/comm/backends/mpi/mpi.hpp"
 #include "espalier/comm/rendezvous.hpp"
 #include "espalier/comm/world.hpp"
 #include "espalier/comm/world_state.hpp"
@@ -48,6 +49,29 @@ Backend choose_backend(std::optional<Backend> requested, const std::string& why_
   return requested.value_or(why_not_one_host.empty() ? Backend::host : Backend::gloo);
 }
 
+// Whether an MPI launcher started ranks on several hosts.
+bool mpi_spans_hosts(const RankEnvironment& found) {
+  return (found.launcher == Launcher::open_mpi || found.launcher == Launcher::mpich) && !found.master_address &&
+         found.local_world_size && found.local_world_size->value < found.world_size.value;
+}
+
+World make_mpi_world(detail::Place place, const RankEnvironment& found, const WorldOptions& options) {
+  ESPALIER_CHECK_CONFIG(found.launcher != Launcher::espalier_run && found.launcher != Launcher::torchrun,
+                        "world: backend mpi needs ranks that MPI starts, but {} started this one ({}={}); start them with espalier "
+                        "run --backend mpi -n {} -- PROGRAM, with mpirun or with srun",
+                        to_string(found.launcher), found.rank.variable, place.rank, place.size);
+  detail::MpiWorld joined = detail::join_mpi({.timeout = options.timeout, .log = options.log});
+  ESPALIER_CHECK_CONFIG(joined.rank == place.rank && joined.size == place.size,
+                        "world: MPI says rank {} of {}, but {}={} and {}={}; start the program with the mpirun of the MPI that "
+                        "Espalier was built with",
+                        joined.rank, joined.size, found.rank.variable, place.rank, found.world_size.variable, place.size);
+  place.backend = Backend::mpi;
+  place.local_rank = joined.local_rank;
+  place.local_size = joined.local_size;
+  place.host_of_rank = std::move(joined.host_of_rank);
+  return detail::make_world(std::move(place), std::move(joined.transport), options);
+}
+
 }  // namespace
 
 World World::from_environment(const WorldOptions& options) {
@@ -61,7 +85,12 @@ World World::from_environment(const WorldOptions& options) {
                       .host = detail::this_participant(1, "").host,
                       .launcher = std::string(to_string(found.launcher)),
                       .backend = requested.value_or(Backend::host)};
+  if (requested == Backend::mpi) detail::require_mpi();
   if (place.size == 1) return detail::make_world(std::move(place), nullptr, options);
+
+  if (requested == Backend::mpi || (!requested && detail::has_mpi() && mpi_spans_hosts(found))) {
+    return make_mpi_world(std::move(place), found, options);
+  }
 
   const detail::Roster roster =
       detail::meet(found, requested ? to_string(*requested) : "", options.timeout);
@@ -81,6 +110,8 @@ World World::from_environment(const WorldOptions& options) {
           roster.store, place.rank, place.size,
           {.timeout = options.timeout, .address = detail::address_for(roster, place.rank)});
       break;
+    case Backend::mpi:
+      break;  // has returned above
   }
   return detail::make_world(std::move(place), std::move(transport), options);
 }

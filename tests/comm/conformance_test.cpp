@@ -5,6 +5,7 @@
 //   backend        ordered sums   buffered sends   names different calls   names who left or died
 //   host           yes            yes              yes                     yes
 //   gloo           no             no               no                      no
+//   mpi            no             no               no                      no          (mpi_test.cpp)
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>

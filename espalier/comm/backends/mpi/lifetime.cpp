@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/comm/backends/mpi/lifetime.hpp"
+
+#include <mpi.h>
+#include <stdlib.h>
+
+#include <atomic>
+
+#include "espalier/base/check.hpp"
+#include "espalier/comm/backends/mpi/session.hpp"
+
+namespace espalier::detail::mpi {
+namespace {
+
+// State of the process, as MPI's own is.
+constinit std::atomic<bool> stays_unfinalised = false;
+
+void finalise_at_exit(int exit_code, void*) {
+  if (exit_code == 0 && !stays_unfinalised && !is_finalised()) MPI_Finalize();
+}
+
+}  // namespace
+
+bool is_finalised() {
+  int flag = 0;
+  MPI_Finalized(&flag);
+  return flag != 0;
+}
+
+void leave_mpi_unfinalised() { stays_unfinalised = true; }
+
+void start_mpi() {
+  ESPALIER_CHECK_CONFIG(!is_finalised(), "backend mpi: the program has called MPI_Finalize; make the world before it");
+  int was_initialised = 0, level = MPI_THREAD_SINGLE;
+  MPI_Initialized(&was_initialised);
+  if (was_initialised != 0) {
+    checked(MPI_Query_thread(&level), "MPI_Query_thread");
+  } else {
+    checked(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+    ::on_exit(finalise_at_exit, nullptr);
+  }
+  ESPALIER_CHECK_CONFIG(level == MPI_THREAD_MULTIPLE,
+                        "backend mpi: MPI runs with thread level {}, but worlds need MPI_THREAD_MULTIPLE ({}); {}", level,
+                        static_cast<int>(MPI_THREAD_MULTIPLE),
+                        was_initialised != 0 ? "initialise it with MPI_Init_thread(..., MPI_THREAD_MULTIPLE, ...), or leave it "
+                                               "to the world"
+                                             : "use an MPI that is built with it");
+}
+
+}  // namespace espalier::detail::mpi

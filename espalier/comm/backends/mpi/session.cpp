@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/comm/backends/mpi/session.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <thread>
+#include <utility>
+
+#include "espalier/base/check.hpp"
+#include "espalier/comm/backends/mpi/lifetime.hpp"
+
+namespace espalier::detail::mpi {
+namespace {
+
+constexpr int kSpins = 100;     // looks at a request before the core is offered to others
+constexpr int kYields = 2000;   // and before it is left to them for kNap
+constexpr std::chrono::microseconds kNap{100};
+
+// Between two looks at what others have to do.
+void rest(int looks) {
+  if (looks < kSpins) return;
+  if (looks < kYields) {
+    ::sched_yield();
+  } else {
+    std::this_thread::sleep_for(kNap);
+  }
+}
+
+std::string text_of(int code) {
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  MPI_Error_string(code, text.data(), &length);
+  return std::string(text.data(), static_cast<std::size_t>(length));
+}
+
+// Why requests of which MPI_Testall says `code` failed; empty: they did not.
+std::string trouble_of(const Pending& pending, int code) {
+  int error_class = MPI_SUCCESS;
+  MPI_Error_class(code, &error_class);
+  if (error_class != MPI_SUCCESS && error_class != MPI_ERR_IN_STATUS) return text_of(code);
+  for (std::size_t i = 0; i < pending.requests.size(); ++i) {
+    const MPI_Status& status = pending.statuses[i];
+    if (error_class == MPI_ERR_IN_STATUS && status.MPI_ERROR == MPI_ERR_PENDING) continue;
+    if (error_class == MPI_ERR_IN_STATUS && status.MPI_ERROR != MPI_SUCCESS) return text_of(status.MPI_ERROR);
+    if (i >= pending.received_bytes.size()) continue;
+    int bytes = 0;
+    MPI_Get_count(&status, MPI_BYTE, &bytes);
+    if (bytes != pending.received_bytes[i])
+      return fmt::format("{} bytes came instead of {}; the tensor must have the sender's dtype and number of elements", bytes,
+                         pending.received_bytes[i]);
+  }
+  return "";
+}
+
+// What MPI may read and write for as long as the process lives.
+void park_for_ever(std::vector<std::shared_ptr<Pending>> pending) {
+  leave_mpi_unfinalised();
+  (void)new std::vector<std::shared_ptr<Pending>>(std::move(pending));
+}
+
+}  // namespace
+
+void checked(int code, std::string_view what) {
+  if (code != MPI_SUCCESS) throw CommError(fmt::format("mpi: {} failed: {}", what, text_of(code)));
+}
+
+void wait_for_all_ranks(std::chrono::milliseconds timeout) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  checked(MPI_Ibarrier(MPI_COMM_WORLD, &request), "MPI_Ibarrier");
+  const auto deadline = Clock::now() + timeout;
+  for (int looks = 0;; ++looks) {
+    int ended = 0;
+    checked(MPI_Test(&request, &ended, MPI_STATUS_IGNORE), "MPI_Test");
+    if (ended != 0) return;
+    if (Clock::now() >= deadline) {
+      leave_mpi_unfinalised();
+      throw CommError(fmt::format("world: not all ranks that MPI started came within {} ms; all of them must make the world",
+                                  timeout.count()));
+    }
+    rest(looks);
+  }
+}
+
+Session::Session(const MpiOptions& options) : options_(options) {
+  checked(MPI_Comm_dup(MPI_COMM_WORLD, &world_), "duplicating MPI_COMM_WORLD");
+  checked(MPI_Comm_dup(world_, &meeting_), "duplicating the world");
+  for (const MPI_Comm comm : {world_, meeting_}) MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+  int rank = 0;
+  checked(MPI_Comm_rank(world_, &rank), "MPI_Comm_rank");
+  rank_ = rank;
+  int* bound = nullptr;
+  int is_set = 0;
+  checked(MPI_Comm_get_attr(world_, MPI_TAG_UB, &bound, &is_set), "looking up the largest tag");
+  largest_tag_ = is_set != 0 ? *bound : 32767;  // what the standard promises at least
+}
+
+Session::~Session() { close(); }
+
+void Session::check() const {
+  if (!poison_.empty()) throw CommError(poison_);
+  if (closed_) throw CommError(fmt::format("rank {} has closed this world; nothing can be called on it any more", rank_));
+}
+
+void Session::fail(std::string reason) {
+  if (poison_.empty()) poison_ = std::move(reason);
+  throw CommError(poison_);
+}
+
+void Session::abort(std::string_view reason) {
+  const std::lock_guard lock(mutex_);
+  if (poison_.empty()) poison_ = reason;
+}
+
+// ---- requests ----
+
+std::shared_ptr<Pending> Session::post(std::vector<at::Tensor> tensors, std::function<std::string()> name,
+                                       const std::function<void(Pending&)>& start) {
+  auto pending = std::make_shared<Pending>();
+  pending->tensors = std::move(tensors);
+  pending->name = std::move(name);
+  const std::lock_guard lock(mutex_);
+  check();
+  advance_kept();
+  check();
+  try {
+    start(*pending);
+  } catch (const CommError& error) {
+    pending->statuses.resize(pending->requests.size());
+    kept_.push_back(pending);  // some may have started
+    fail(fmt::format("{}: {}", pending->name(), error.what()));
+  }
+  pending->statuses.resize(pending->requests.size());
+  return pending;
+}
+
+bool Session::ended(Pending& pending) {
+  if (!pending.requests.empty()) {
+    int all = 0;
+    const int code = MPI_Testall(static_cast<int>(pending.requests.size()), pending.requests.data(), &all, pending.statuses.data());
+    if (code == MPI_SUCCESS && all == 0) return false;
+    if (const std::string trouble = trouble_of(pending, code); !trouble.empty()) {
+      if (poison_.empty()) poison_ = fmt::format("{} failed on rank {}: {}", pending.name(), rank_, trouble);
+      return false;
+    }
+    pending.requests.clear();
+  }
+  if (pending.finish) {
+    const at::NoGradGuard no_grad;
+    std::exchange(pending.finish, nullptr)();
+  }
+  return true;
+}
+
+bool Session::test(Pending& pending) {
+  const std::lock_guard lock(mutex_);
+  if (pending.requests.empty() && !pending.finish) return true;
+  check();
+  advance_kept();
+  const bool result = ended(pending);
+  check();
+  return result;
+}
+
+void Session::wait(Pending& pending, Clock::time_point deadline) {
+  const auto since = Clock::now();
+  for (int looks = 0;; ++looks) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (pending.requests.empty() && !pending.finish) break;
+      check();
+      if (looks % kSpins == 0) advance_kept();
+      const bool all = ended(pending);
+      check();
+      if (all) break;
+      if (Clock::now() >= deadline) {
+        fail(fmt::format("{} timed out after {} ms on rank {}; mpi does not know which member is late", pending.name(),
+                         (Clock::now() - since) / std::chrono::milliseconds(1), rank_));
+      }
+    }
+    rest(looks);
+  }
+  waited_ns_ += std::chrono::nanoseconds(Clock::now() - since).count();
+}
+
+void Session::keep(std::shared_ptr<Pending> pending) {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return park_for_ever({std::move(pending)});
+  kept_.push_back(std::move(pending));
+}
+
+void Session::advance_kept() {
+  std::erase_if(kept_, [this](const std::shared_ptr<Pending>& pending) { return ended(*pending); });
+}
+
+void Session::close() {
+  std::unique_lock lock(mutex_);
+  if (std::exchange(closed_, true) || is_finalised()) return;
+  advance_kept();
+  const auto has_sends = [&] { return std::ranges::any_of(kept_, [](const auto& pending) { return pending->is_send; }); };
+  if (std::uncaught_exceptions() == 0) {
+    const auto deadline = Clock::now() + options_.timeout;
+    for (int looks = 0; poison_.empty() && has_sends() && Clock::now() < deadline; ++looks) {
+      lock.unlock();
+      rest(looks);
+      lock.lock();
+      advance_kept();
+    }
+  }
+  for (const auto& pending : kept_) {
+    if (!pending->is_send) continue;
+    Log(options_.log, fmt::format("[rank {}] ", rank_))
+        .warning(fmt::format("mpi backend: the world was closed before {} was handed over, and it is lost: {}", pending->name(),
+                             !poison_.empty()                  ? poison_
+                             : std::uncaught_exceptions() == 0 ? fmt::format("not taken within {} ms", options_.timeout.count())
+                                                               : "an error ends this rank"));
+  }
+  if (!kept_.empty() || !poison_.empty()) {
+    park_for_ever(std::move(kept_));
+    return;
+  }
+  groups_.push_back(meeting_);
+  groups_.push_back(world_);
+  for (MPI_Comm& comm : groups_) MPI_Comm_free(&comm);
+}
+
+// ---- groups ----
+
+// An empty message to or from a world rank.
+std::shared_ptr<Pending> Session::exchange_word(bool sends, std::int64_t peer, int tag) {
+  return post({}, [] { return std::string("meeting the members of a group"); }, [&](Pending& pending) {
+    const int other = static_cast<int>(peer);
+    MPI_Request& request = pending.requests.emplace_back(MPI_REQUEST_NULL);
+    pending.is_send = sends;
+    checked(sends ? MPI_Isend(nullptr, 0, MPI_BYTE, other, tag, meeting_, &request)
+                  : MPI_Irecv(nullptr, 0, MPI_BYTE, other, tag, meeting_, &request),
+            sends ? "MPI_Isend" : "MPI_Irecv");
+  });
+}
+
+// Returns once all members are there: each says so to the first of them, which then answers all.
+void Session::meet(const RankSet& members, std::string_view name, int tag) {
+  const std::int64_t first = members.member(0);
+  // The others wait a second longer: the first member, which knows who is missing, is to say it.
+  const auto deadline = Clock::now() + options_.timeout + std::chrono::seconds(rank_ == first ? 0 : 1);
+  std::vector<std::pair<std::int64_t, std::shared_ptr<Pending>>> awaited;
+  if (rank_ == first) {
+    for (const std::int64_t member : members.to_vector()) {
+      if (member != first) awaited.emplace_back(member, exchange_word(false, member, tag));
+    }
+  } else {
+    keep(exchange_word(true, first, tag));
+    awaited.emplace_back(first, exchange_word(false, first, tag));
+  }
+  for (int looks = 0; !awaited.empty(); ++looks) {
+    std::erase_if(awaited, [&](const auto& entry) { return test(*entry.second); });
+    if (Clock::now() >= deadline && !awaited.empty()) {
+      std::vector<std::int64_t> missing;
+      for (const auto& [peer, pending] : awaited) {
+        missing.push_back(peer);
+        keep(pending);
+      }
+      const std::lock_guard lock(mutex_);
+      fail(fmt::format("group '{}' {}: not connected within {} ms; rank {} did not come{}", name, members.to_string(),
+                       options_.timeout.count(), fmt::join(missing, ", "),
+                       rank_ == first ? "" : ", or waits for others that did not"));
+    }
+    rest(looks);
+  }
+  if (rank_ != first) return;
+  for (const std::int64_t member : members.to_vector()) {
+    if (member != first) keep(exchange_word(true, member, tag));
+  }
+}
+
+MPI_Comm Session::connect(const RankSet& members, std::string_view name, std::uint64_t context) {
+  const int tag = static_cast<int>(context % static_cast<std::uint64_t>(largest_tag_));
+  meet(members, name, tag);  // MPI_Comm_create_group has no deadline
+  const std::lock_guard lock(mutex_);
+  std::vector<int> ranks;
+  for (const std::int64_t member : members.to_vector()) ranks.push_back(static_cast<int>(member));
+  MPI_Group all = MPI_GROUP_NULL, ours = MPI_GROUP_NULL;
+  MPI_Comm comm = MPI_COMM_NULL;
+  checked(MPI_Comm_group(world_, &all), "MPI_Comm_group");
+  checked(MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &ours), "MPI_Group_incl");
+  checked(MPI_Comm_create_group(world_, ours, tag, &comm), "MPI_Comm_create_group");
+  MPI_Group_free(&ours);
+  MPI_Group_free(&all);
+  MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+  groups_.push_back(comm);
+  return comm;
+}
+
+}  // namespace espalier::detail::mpi

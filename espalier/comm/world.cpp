@@ -78,7 +78,9 @@ void WorldCore::park(std::shared_ptr<Operation> operation) {
 
 void WorldCore::advance_parked() {
   const std::lock_guard lock(parked_mutex_);
-  std::erase_if(parked_, [](const std::shared_ptr<Operation>& operation) { return operation->done(); });
+  for (auto operation = parked_.begin(); operation != parked_.end();) {  // done() may throw
+    operation = (*operation)->done() ? parked_.erase(operation) : operation + 1;
+  }
 }
 
 void WorldCore::close() {

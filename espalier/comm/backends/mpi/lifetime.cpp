@@ -16,7 +16,10 @@ namespace {
 constinit std::atomic<bool> stays_unfinalised = false;
 
 void finalise_at_exit(int exit_code, void*) {
-  if (exit_code == 0 && !stays_unfinalised && !is_finalised()) MPI_Finalize();
+  if (is_finalised() || stays_unfinalised) return;
+  int size = 1;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  if (exit_code == 0 || size == 1) MPI_Finalize();
 }
 
 }  // namespace

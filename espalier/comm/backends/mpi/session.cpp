@@ -16,14 +16,16 @@
 namespace espalier::detail::mpi {
 namespace {
 
-constexpr int kSpins = 100;     // looks at a request before the core is offered to others
-constexpr int kYields = 2000;   // and before it is left to them for kNap
+// MPI works only while it is called, and often: between two looks at a request its large messages move by one fragment.
+constexpr int kSpins = 100;    // looks before the core is offered to others
+constexpr int kBurst = 20;     // looks between two offers
+constexpr int kYields = 5000;  // offers before the core is left to others for kNap each time
 constexpr std::chrono::microseconds kNap{100};
 
 // Between two looks at what others have to do.
-void rest(int looks) {
-  if (looks < kSpins) return;
-  if (looks < kYields) {
+void rest(std::int64_t looks) {
+  if (looks < kSpins || looks % kBurst != 0) return;
+  if (looks < kBurst * kYields) {
     ::sched_yield();
   } else {
     std::this_thread::sleep_for(kNap);
@@ -72,7 +74,7 @@ void wait_for_all_ranks(std::chrono::milliseconds timeout) {
   MPI_Request request = MPI_REQUEST_NULL;
   checked(MPI_Ibarrier(MPI_COMM_WORLD, &request), "MPI_Ibarrier");
   const auto deadline = Clock::now() + timeout;
-  for (int looks = 0;; ++looks) {
+  for (std::int64_t looks = 0;; ++looks) {
     int ended = 0;
     checked(MPI_Test(&request, &ended, MPI_STATUS_IGNORE), "MPI_Test");
     if (ended != 0) return;
@@ -167,7 +169,7 @@ bool Session::test(Pending& pending) {
 
 void Session::wait(Pending& pending, Clock::time_point deadline) {
   const auto since = Clock::now();
-  for (int looks = 0;; ++looks) {
+  for (std::int64_t looks = 0;; ++looks) {
     {
       const std::lock_guard lock(mutex_);
       if (pending.requests.empty() && !pending.finish) break;
@@ -203,7 +205,7 @@ void Session::close() {
   const auto has_sends = [&] { return std::ranges::any_of(kept_, [](const auto& pending) { return pending->is_send; }); };
   if (std::uncaught_exceptions() == 0) {
     const auto deadline = Clock::now() + options_.timeout;
-    for (int looks = 0; poison_.empty() && has_sends() && Clock::now() < deadline; ++looks) {
+    for (std::int64_t looks = 0; poison_.empty() && has_sends() && Clock::now() < deadline; ++looks) {
       lock.unlock();
       rest(looks);
       lock.lock();
@@ -255,7 +257,7 @@ void Session::meet(const RankSet& members, std::string_view name, int tag) {
     keep(exchange_word(true, first, tag));
     awaited.emplace_back(first, exchange_word(false, first, tag));
   }
-  for (int looks = 0; !awaited.empty(); ++looks) {
+  for (std::int64_t looks = 0; !awaited.empty(); ++looks) {
     std::erase_if(awaited, [&](const auto& entry) { return test(*entry.second); });
     if (Clock::now() >= deadline && !awaited.empty()) {
       std::vector<std::int64_t> missing;

@@ -38,6 +38,7 @@ void set_default(const char* name, const char* value) { setenv(name, value, 0); 
 [[noreturn]] void execute_mpirun(const LaunchOptions& options) {
   ESPALIER_CHECK_CONFIG(options.num_ranks >= 1, "run: -n {}; expected at least one rank", options.num_ranks);
   setenv("ESPALIER_BACKEND", "mpi", 1);
+  setenv("ESPALIER_TERMINAL", isatty(STDOUT_FILENO) != 0 ? "1" : "0", 1);  // which ranks cannot see
   set_default("OMP_NUM_THREADS", "1");
   set_default("OMPI_MCA_rmaps_base_oversubscribe", "1");
   set_default("OMPI_MCA_hwloc_base_binding_policy", "none");

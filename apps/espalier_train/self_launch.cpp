@@ -56,6 +56,10 @@ std::optional<std::int64_t> num_ranks_of(const LayoutSpec& spec) {
   return product;
 }
 
-bool shows_on_terminal() { return isatty(STDOUT_FILENO) != 0 || std::getenv(kTerminalVariable) != nullptr; }
+bool shows_on_terminal() {
+  if (const char* const said = std::getenv(kTerminalVariable)) return std::string_view(said) == "1";
+  // Open MPI's ranks write to a terminal that mpirun makes, whatever it writes to itself.
+  return discover_ranks(process_variables()).launcher != Launcher::open_mpi && isatty(STDOUT_FILENO) != 0;
+}
 
 }  // namespace espalier::command

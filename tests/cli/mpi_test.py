@@ -43,6 +43,7 @@ class Mpi(unittest.TestCase):
                            "--sample", "8", "--out", os.path.join(folder, name), *backend)
                 self.assertEqual(done.returncode, 0, done)
                 self.assertIn(f"4 ranks over {name.split('.')[0]}", done.stdout)
+                self.assertNotIn("\x1b", done.stdout)  # that is for terminals
                 with open(os.path.join(folder, name, "metrics.csv")) as metrics:
                     return [float(row["loss"]) for row in csv.DictReader(metrics)]
 

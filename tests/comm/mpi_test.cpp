@@ -211,7 +211,7 @@ const std::map<std::string, std::function<void()>>& bodies() {
       {"LongMessage", [] { send_to_another_size(3, 2); }},
       {"NeverSends",
        [] {
-         const World world = make_world(milliseconds(20'000));
+         const World world = make_world(milliseconds(60'000));
          at::Tensor tensor = at::zeros({4});
          if (world.rank() == 0) recv(tensor, world.group(), 1, 9).wait(milliseconds(100));
          barrier(world.group()).wait();

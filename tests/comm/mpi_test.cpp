@@ -112,6 +112,11 @@ TEST(Mpi, TakesMemoryThatIsReadAndWritten) {
   EXPECT_EQ(program->wait(kLimit), 0) << program->output() << program->error();
 }
 
+TEST(Mpi, FinishesADroppedReductionOfFloat16) {
+  const auto program = ranks(3, "DroppedFloat16");
+  EXPECT_EQ(program->wait(kLimit), 0) << program->output() << program->error();
+}
+
 TEST(Mpi, SaysThatAMessageIsShorterThanItsTensor) {
   const auto program = ranks(2, "ShortMessage");
   EXPECT_EQ(program->wait(kLimit), 3) << program->output() << program->error();
@@ -202,11 +207,21 @@ void reduce_in_place() {
   if (!mine.equal(at::full({4}, double(rank * size)))) throw std::runtime_error("scattered wrongly");
 }
 
+// float16 travels as float32, so there is something to do after the reduction.
+void drop_a_reduction_of_float16() {
+  const World world = make_world(milliseconds(20'000));
+  at::Tensor sum = at::full({1000}, double(world.rank()), at::kHalf);
+  { const Work dropped = all_reduce_(sum, world.group()); }
+  for (int i = 0; i < 20; ++i) expect_sum(world);  // later calls finish it
+  if (!sum.equal(at::full({1000}, 3.0, at::kHalf))) throw std::runtime_error("the sum was dropped too");
+}
+
 const std::map<std::string, std::function<void()>>& bodies() {
   static const std::map<std::string, std::function<void()>> all{
       {"ProgramOwnsMpi", [] { run_own_mpi(MPI_THREAD_MULTIPLE); }},
       {"ProgramInitialisesForOneThread", [] { run_own_mpi(MPI_THREAD_SINGLE); }},
       {"InPlace", reduce_in_place},
+      {"DroppedFloat16", drop_a_reduction_of_float16},
       {"ShortMessage", [] { send_to_another_size(3, 4); }},
       {"LongMessage", [] { send_to_another_size(3, 2); }},
       {"NeverSends",

@@ -12,6 +12,7 @@
 #include "espalier/base/error.hpp"
 #include "espalier/comm/collectives.hpp"
 #include "espalier/comm/run_ranks.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/expect.hpp"
 
 namespace espalier {
@@ -45,15 +46,17 @@ TEST(RunRanks, GivesEachThreadItsRankAndAWorldThatReduces) {
 }
 
 TEST(RunRanks, RethrowsTheFirstErrorWithItsRankAndEndsTheOthers) {
+  std::vector<std::string> of_others(3);
   try {
-    run_ranks(3, [](World& world) {
+    run_ranks(3, [&](World& world) {
       if (world.rank() == 1) throw std::runtime_error("the model is on fire");
-      barrier(world.group()).wait();
+      of_others[static_cast<std::size_t>(world.rank())] = testing_support::error_of([&] { barrier(world.group()).wait(); });
     });
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("rank 1: the model is on fire"));
   }
+  for (const std::size_t rank : {0, 2}) EXPECT_THAT(of_others[rank], HasSubstr("gave up: the model is on fire"));
 }
 
 TEST(RunRanks, NamesTheRankThatLeavesBetweenTwoCollectives) {

@@ -101,14 +101,18 @@ TEST_P(StageLinksOver, CarryJsonValues) {
       options());
 }
 
-// Three tensors over each cut, two of them without gradient; shapes change between micro-batches. With several tensor ranks
-// each sends a part of them all.
+// Four tensors over each cut, three of them without gradient and one of so many dimensions that the header cannot describe
+// them; shapes change between micro-batches. With several tensor ranks each sends a part of them all.
 TEST_P(StageLinksOver, CarryActivationsAndGradientsOfASchedule) {
-  const auto mixes = function("mixes", [](const at::Tensor& x, const at::Tensor& kinds, const at::Tensor& mask) {
-    return std::tuple{(x * 2).masked_fill(mask, 1.0), kinds + 1, mask};
+  const std::vector<std::int64_t> many_dimensions = std::vector<std::int64_t>(30, 1);
+  const auto mixes = function("mixes", [=](const at::Tensor& x, const at::Tensor& kinds, const at::Tensor& mask, const at::Tensor& fixed) {
+    expect(fixed.sizes() == many_dimensions && fixed.item<double>() == -1.0 && !fixed.requires_grad(), "without gradient");
+    return std::tuple{(x * 2).masked_fill(mask, 1.0), kinds + 1, mask, fixed};
   });
   const std::vector<LayerSpec> layers{
-      function("first", [](const at::Tensor& x) { return std::tuple{x * 3, (x > 0).to(at::kLong), x < 0}; }),
+      function("first", [=](const at::Tensor& x) {
+        return std::tuple{x * 3, (x > 0).to(at::kLong), x < 0, x.detach().narrow(0, 0, 1).view(many_dimensions)};
+      }),
       function("through", [](const Tensors& all) { return all; }), mixes, mixes};
   for (const LayoutSpec& layout : {LayoutSpec{}, LayoutSpec{.pipe = 2}, LayoutSpec{.pipe = 4}, LayoutSpec{.pipe = 2, .tensor = 3}}) {
     for (const auto& kind : {gpipe(), one_f_one_b()}) {

@@ -75,6 +75,7 @@ TEST_P(PartitionedTensorOver, CutsAMatrixAndGathersItEvenOrNot) {
         const at::Tensor even = random_from_rank_0(4 * 4, 3, group);
         const PartitionedTensor part(even, group);
         expect(part.local_data().dim() == 1 && part.local_size() * group.size() == even.numel(), "local size");
+        expect(!part.local_data().is_alias_of(even), "a copy");
         expect(part.full().equal(even), "even");
         const at::Tensor uneven = random_from_rank_0(4 * 4 - 1, 5, group);
         expect(PartitionedTensor(uneven, group).full().equal(uneven), "uneven");

@@ -86,7 +86,8 @@ TEST(Engine, IsNotChangedByEvaluationBetweenSteps) {
                  const double once = engine.eval_batch([&](std::int64_t m) { return tokens(step, m); }, 3);
                  const double twice = engine.eval_batch([&](std::int64_t m) { return tokens(step, m); }, 3);
                  EXPECT_EQ(once, twice);
-                 engine.eval_batch([&](std::int64_t) { return tokens(step, 5); }, 1);
+                 const auto alike = [&](std::int64_t) { return tokens(step, 5); };
+                 EXPECT_NEAR(engine.eval_batch(alike, 1), engine.eval_batch(alike, 3), 1e-6);
                }));
 }
 
@@ -177,6 +178,42 @@ TEST(Engine, ResumesFromTheFormerCheckpointAfterAFullDiskWhileSaving) {
 TEST(Engine, HasNothingToResumeInAnEmptyFolder) {
   const testing_support::TemporaryFolder folder;
   train({}, 1, [&](Engine& engine, World&, std::int64_t) { EXPECT_FALSE(engine.resume(folder.path())); });
+}
+
+TEST(Engine, KeepsTheNewestTwoCheckpoints) {
+  const testing_support::TemporaryFolder folder;
+  train({.layout = {.data = 2}}, 4, [&](Engine& engine, World&, std::int64_t) { engine.save(folder.path()); });
+  EXPECT_THAT(folder.names(), ::testing::ElementsAre("latest", "step-00000003", "step-00000004"));
+}
+
+// Calls `body` on two data ranks with an engine for one matrix.
+void with_matrix(std::int64_t rows, std::int64_t columns, const std::function<void(Engine&)>& body) {
+  run_ranks(2, [&](World& world) {
+    const Mesh mesh(world, {.data = 2});
+    const PipelineModule module(mesh, {layer<nn::Linear>(nn::LinearOptions(columns, rows).bias(false))});
+    Engine engine(mesh, module, adamw(), {.loss = loss});
+    body(engine);
+  });
+}
+
+TEST(Engine, RefusesACheckpointOfAnotherModelOrFormat) {
+  const testing_support::TemporaryFolder folder;
+  with_matrix(2, 3, [&](Engine& engine) { engine.save(folder.path()); });
+  const auto refusal = [&](std::int64_t rows, std::int64_t columns) {
+    return testing_support::error_of([&] { with_matrix(rows, columns, [&](Engine& engine) { engine.resume(folder.path()); }); });
+  };
+  EXPECT_THAT(refusal(2, 4), ::testing::HasSubstr("has 6 parameters, this one 8; resume with the model it was saved from"));
+  EXPECT_THAT(refusal(3, 2), ::testing::HasSubstr("is Float [2,3], but the model's is Float [3,2]; resume with the model it was saved from"));
+  EXPECT_EQ(refusal(2, 3), "no error");
+
+  const std::string path = folder.file("step-00000000/manifest.json"), manifest = testing_support::read_text(path);
+  const auto refusal_with = [&](const std::string& saved, const std::string& damaged) {
+    testing_support::write_text(path, std::string(manifest).replace(manifest.find(saved), saved.size(), damaged));
+    return refusal(2, 3);
+  };
+  EXPECT_THAT(refusal_with("\"version\": 1", "\"version\": 2"), ::testing::HasSubstr("has format version 2; this program reads 1"));
+  EXPECT_THAT(refusal_with("espalier checkpoint", "shopping list"), ::testing::HasSubstr("is not the manifest of an espalier checkpoint"));
+  EXPECT_THAT(refusal_with("\"step\": 0", "\"step\": 7"), ::testing::HasSubstr("is damaged: it says step 7 of 0 optimizer steps"));
 }
 
 TEST(Engine, RefusesAScheduleThatDoesNotTrain) {

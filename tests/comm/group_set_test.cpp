@@ -150,6 +150,7 @@ TEST_P(GroupSetOver, OpensOneCommunicatorForEqualSetsAndNoneForSingletons) {
         const auto communicator = [](const Group& group) {
           return group.state().communicator.get();
         };
+        expect(communicator(groups.own("context")) == nullptr, "singleton's communicator");
         expect(communicator(groups.own("data")) == communicator(groups.own("data_context")),
                "equal sets");
         expect(communicator(groups.own("data")) != communicator(groups.own("pipe")), "other sets");

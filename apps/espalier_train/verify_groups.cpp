@@ -59,7 +59,7 @@ std::int64_t differs(const Group& group, const RankSet& planned, const World& wo
   sum[world.rank()] = world.rank() + 1;
   all_reduce_(sum, group).wait();
   at::Tensor source = at::full({1}, world.rank(), at::kLong);
-  broadcast_(source, group, *group.group_rank(planned.first())).wait();
+  broadcast_(source, group, group.group_rank(planned.first()).value_or(0)).wait();
   const bool as_planned =
       sum.equal(expected) && source.equal(at::full({1}, planned.first(), at::kLong));
   return as_planned ? 0 : 1;

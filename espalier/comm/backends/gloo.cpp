@@ -4,9 +4,7 @@
 //   sends      are copied and kept by the session until they have arrived, so posting one is all
 //   there is to it receives   can only be waited for, not asked: done() starts a thread that waits
 //   deadlines  are ours; Gloo's own would break all connections of the group
-//   dtypes     what is not reduced travels as bytes; float16 and bfloat16 are reduced in float32,
-//   int16 in int32, bool in
-//              uint8
+//   dtypes     what is not reduced travels as bytes; float16 is reduced in float32, bool in uint8
 //   failure    see gloo_session
 #include "espalier/comm/backends/gloo.hpp"
 
@@ -272,10 +270,7 @@ ReduceOp on_truth_values(ReduceOp op) {
 at::Tensor reducible(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case at::kHalf:
-    case at::kBFloat16:
       return tensor.to(at::kFloat);
-    case at::kShort:
-      return tensor.to(at::kInt);
     case at::kBool:
       return as_bytes(tensor);
     default:
@@ -332,25 +327,8 @@ class GlooCommunicator final : public Communicator {
         [&] { return group()->_allgather_base(to, from); }, [output, input] {});
   }
 
-  // Padded to the longest part.
-  std::shared_ptr<Operation> all_gather_v(std::vector<at::Tensor> outputs,
-                                          at::Tensor input) override {
-    std::int64_t longest = 0;
-    for (const at::Tensor& output : outputs)
-      longest = std::max<std::int64_t>(longest, output.nbytes());
-    if (longest == 0) return nothing_to_do();
-    at::Tensor from = at::zeros({longest}, at::kByte);
-    from.narrow(0, 0, input.nbytes()).copy_(as_bytes(input));
-    at::Tensor to = at::empty({longest * members_.size()}, at::kByte);
-    return post(
-        described("all_gather_v", input), input.nbytes(),
-        [&] { return group()->_allgather_base(to, from); },
-        [outputs = std::move(outputs), to, longest] {
-          for (std::size_t member = 0; member < outputs.size(); ++member)
-            as_bytes(outputs[member])
-                .copy_(to.narrow(0, static_cast<std::int64_t>(member) * longest,
-                                 outputs[member].nbytes()));
-        });
+  std::shared_ptr<Operation> all_gather_v(std::vector<at::Tensor>, at::Tensor) override {
+    throw InternalError("gloo: all_gather_v is emulated, as the capabilities say");
   }
 
   std::shared_ptr<Operation> reduce_scatter(at::Tensor output, at::Tensor input,

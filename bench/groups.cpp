@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it takes to make all families of a layout live on ranks that are processes of one host: over
 // host and gloo, agreement included, and with one group of c10d's Gloo for each list of ranks that
-// differs from the others, which c10d does not agree on first. Rounds alternate; times are of the
-// slowest rank, requests those of the rank with the most. Then what one rank's groups cost in large worlds.
-//   espalier run -n 16 -- bench_groups [layout] [rounds]
+// differs from the others, which c10d does not agree on first. Where MPI started the ranks, also over
+// mpi, and with one communicator of MPI for each list. Rounds alternate; times are of the slowest
+// rank, requests those of the rank with the most. Then what one rank's groups cost in large worlds.
+//   espalier run [--backend mpi] -n 16 -- bench_groups [layout] [rounds]
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#if ESPALIER_WITH_MPI
+#include <mpi.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -23,6 +27,7 @@
 #include "espalier/base/error.hpp"
 #include "espalier/comm/backends/gloo.hpp"
 #include "espalier/comm/backends/host/host_transport.hpp"
+#include "espalier/comm/backends/mpi/mpi.hpp"
 #include "espalier/comm/collectives.hpp"
 #include "espalier/comm/group_set.hpp"
 #include "espalier/comm/rendezvous.hpp"
@@ -123,9 +128,9 @@ struct Costs {
 Costs espalier_groups(Bench& bench, const esp::GroupPlan& plan, esp::Backend backend) {
   const auto store = bench.next_store();
   const std::int64_t rank = bench.control.rank(), size = bench.control.size();
-  const auto transport = backend == esp::Backend::host
-                             ? esp::detail::make_host_transport(*store, rank, size)
-                             : esp::detail::make_gloo_transport(store, rank, size);
+  const auto transport = backend == esp::Backend::mpi    ? esp::detail::join_mpi().transport
+                         : backend == esp::Backend::host ? esp::detail::make_host_transport(*store, rank, size)
+                                                         : esp::detail::make_gloo_transport(store, rank, size);
   esp::detail::Place place = bench.control.state().core->place;
   place.backend = backend;
   const esp::World world =
@@ -169,6 +174,35 @@ Costs c10d_groups(Bench& bench, const esp::GroupPlan& plan) {
   return costs;
 }
 
+#if ESPALIER_WITH_MPI
+// MPI runs already: a way over espalier's mpi comes first.
+Costs mpi_groups(Bench& bench, const esp::GroupPlan& plan) {
+  Costs costs;
+  std::vector<MPI_Comm> groups;
+  costs.make_ms = bench.ms_of([&] {
+    MPI_Group all = MPI_GROUP_NULL;
+    MPI_Comm_group(MPI_COMM_WORLD, &all);
+    for (const std::int64_t index : plan.communicators_of(bench.control.rank(), bench.control.size())) {
+      std::vector<int> ranks;
+      for (const std::int64_t member : plan.group(index).ranks.to_vector()) ranks.push_back(static_cast<int>(member));
+      MPI_Group members = MPI_GROUP_NULL;
+      MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &members);
+      MPI_Comm_create_group(MPI_COMM_WORLD, members, static_cast<int>(index), &groups.emplace_back(MPI_COMM_NULL));
+      MPI_Group_free(&members);
+    }
+    MPI_Group_free(&all);
+  });
+  costs.first_use_ms = bench.ms_of([&] {
+    for (const MPI_Comm group : groups) {
+      float value = 1;
+      MPI_Allreduce(MPI_IN_PLACE, &value, 1, MPI_FLOAT, MPI_SUM, group);
+    }
+  });
+  for (MPI_Comm& group : groups) MPI_Comm_free(&group);
+  return costs;
+}
+#endif
+
 double median(std::vector<double> values) {
   std::ranges::sort(values);
   return values[values.size() / 2];
@@ -192,6 +226,12 @@ void live_groups(Bench& bench, int rounds) {
       {"espalier, host", [&](const auto& plan) { return espalier_groups(bench, plan, esp::Backend::host); }},
       {"espalier, gloo", [&](const auto& plan) { return espalier_groups(bench, plan, esp::Backend::gloo); }},
       {"c10d Gloo", [&](const auto& plan) { return c10d_groups(bench, plan); }}};
+#if ESPALIER_WITH_MPI
+  if (const auto variable = std::getenv("ESPALIER_BACKEND"); variable != nullptr && variable == std::string_view("mpi")) {
+    ways.push_back({"espalier, mpi", [&](const auto& plan) { return espalier_groups(bench, plan, esp::Backend::mpi); }});
+    ways.push_back({"MPI", [&](const auto& plan) { return mpi_groups(bench, plan); }});
+  }
+#endif
   esp::GroupPlan one_family(bench.control.size());
   const std::int64_t first = bench.plan.communicators_of(bench.control.rank(), bench.control.size()).front();
   const std::string name = bench.plan.group(first).name;

@@ -402,10 +402,12 @@ void delivers_what_a_rank_that_leaves_has_sent(World& world, const Promises&) {
 void finishes_dropped_work(World& world, const Promises&) {
   const Group& group = world.group();
   at::Tensor dropped = data(world.rank(), 200'000, at::kFloat);
+  at::Tensor dropped_half = data(world.rank(), 1000, at::kHalf);
   at::Tensor received = at::zeros({1000});
   const std::int64_t size = group.size();
   {
     const Work reduction = all_reduce_(dropped, group);
+    const Work half_reduction = all_reduce_(dropped_half, group);
     const Work receiving = recv(received, group, (group.rank() + size - 1) % size);
     const Work sending = send(data(world.rank(), 1000, at::kFloat), group, (group.rank() + 1) % size);
   }
@@ -416,6 +418,7 @@ void finishes_dropped_work(World& world, const Promises&) {
   }
   barrier(group).wait();
   check_equal(dropped, reduced(data_of_all(group, 200'000, at::kFloat), ReduceOp::sum), "dropped all_reduce_");
+  check_equal(dropped_half, reduced(data_of_all(group, 1000, at::kHalf), ReduceOp::sum), "dropped all_reduce_ of float16");
   check_equal(received, data((group.rank() + size - 1) % size, 1000, at::kFloat), "dropped recv");
 }
 

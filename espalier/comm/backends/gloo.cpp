@@ -102,7 +102,7 @@ class CollectiveOperation final : public Operation {
 
   milliseconds timeout() const override { return session_->timeout(); }
   void park(std::shared_ptr<Operation>) override {
-    if (work_ != nullptr) session_->keep(work_);
+    if (work_ != nullptr) session_->keep(work_, finish_);
   }
 
  private:
@@ -120,6 +120,7 @@ class CollectiveOperation final : public Operation {
       const at::NoGradGuard no_grad;
       finish_();
     }
+    session_->finish_kept();
   }
 
   std::shared_ptr<GlooSession> session_;
@@ -482,6 +483,7 @@ class GlooCommunicator final : public Communicator {
                                   std::function<void()> finish) {
     const std::lock_guard lock(mutex_);  // all members must start in the same order
     session_->check();
+    session_->finish_kept();
     const std::int64_t sequence = next_sequence();
     GlooWork work = start(name(sequence), body);
     session_->bytes_sent += static_cast<std::int64_t>(bytes);

@@ -4,11 +4,13 @@
 //   gloo/left/<rank>   this rank takes nothing any more
 #include "espalier/comm/backends/gloo_session.hpp"
 
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
+#include <iterator>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -32,6 +34,10 @@ std::string left_key(std::int64_t rank) { return fmt::format("gloo/left/{}", ran
 }  // namespace
 
 struct GlooSession::State {
+  struct Kept {
+    GlooWork work;
+    std::function<void()> finish;
+  };
   struct Sent {
     GlooWork work;
     std::int64_t to;
@@ -48,7 +54,7 @@ struct GlooSession::State {
   std::string poison;
   bool closing = false;
   std::vector<std::shared_ptr<GlooLink>> links;
-  std::vector<GlooWork> kept;
+  std::vector<Kept> kept;
   std::deque<Sent> sent;
 
   // Whether this reason is the first.
@@ -176,7 +182,7 @@ void GlooSession::close() {
     links = state_->links;
     const bool is_pending = !state_->sent.empty() ||
                             std::any_of(state_->kept.begin(), state_->kept.end(),
-                                        [](const GlooWork& work) { return !work->isCompleted(); });
+                                        [](const State::Kept& one) { return !one.work->isCompleted(); });
     if (!is_broken && !is_pending) state_->links.clear();
     is_broken = is_broken || is_pending;
   }
@@ -220,10 +226,24 @@ void GlooSession::add(std::shared_ptr<GlooLink> link) {
   state_->links.push_back(std::move(link));
 }
 
-void GlooSession::keep(GlooWork work) {
+void GlooSession::keep(GlooWork work, std::function<void()> finish) {
+  finish_kept();
   const std::lock_guard lock(state_->mutex);
-  std::erase_if(state_->kept, [](const GlooWork& one) { return one->isCompleted(); });
-  state_->kept.push_back(std::move(work));
+  state_->kept.push_back({std::move(work), std::move(finish)});
+}
+
+void GlooSession::finish_kept() {
+  std::vector<State::Kept> ended;
+  {
+    const std::lock_guard lock(state_->mutex);
+    const auto first = std::stable_partition(state_->kept.begin(), state_->kept.end(),
+                                             [](const State::Kept& one) { return !one.work->isCompleted(); });
+    std::move(first, state_->kept.end(), std::back_inserter(ended));
+    state_->kept.erase(first, state_->kept.end());
+  }
+  const at::NoGradGuard no_grad;
+  for (const State::Kept& one : ended)
+    if (one.finish && one.work->isSuccess()) one.finish();
 }
 
 void GlooSession::keep_sent(GlooWork work, std::int64_t to, std::string operation) {

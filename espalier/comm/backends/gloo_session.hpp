@@ -59,8 +59,9 @@ class GlooSession {
   std::string explain(const std::string& operation, const std::string& cause);
 
   void add(std::shared_ptr<GlooLink> link);
-  // Keeps what was received or reduced for nobody.
-  void keep(GlooWork work);
+  // Keeps what was received or reduced for nobody. `finish` is called by finish_kept() once it is there.
+  void keep(GlooWork work, std::function<void()> finish = nullptr);
+  void finish_kept();
   // Keeps what was sent until `to` has it.
   void keep_sent(GlooWork work, std::int64_t to, std::string operation);
 

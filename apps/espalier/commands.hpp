@@ -20,7 +20,10 @@ void add_layout(CLI::App& app);     // process groups and each rank's place in t
 void add_partition(CLI::App& app);  // layers cut into stages
 void add_run(CLI::App& app);        // any program as the ranks of one world on this host
 void add_schedule(CLI::App& app);   // what each pipeline stage does
-void add_train(CLI::App& app);      // train, verify, verify-groups: this process becomes espalier-train
+void add_train(CLI::App& app);      // train, verify, verify-groups, bench: this process becomes espalier-train
+
+// These words as exec's functions take them: valid for as long as the words are.
+std::vector<char*> argument_vector(std::vector<std::string>& words);
 
 // Replaces this process by `program` with these arguments. It is looked for beside the running
 // program, then in PATH. Returns only by throwing ConfigError, if it was not found or could not be

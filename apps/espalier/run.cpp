@@ -51,9 +51,7 @@ void set_default(const char* name, const char* value) { setenv(name, value, 0); 
   }
   std::vector<std::string> words{"mpirun", "-n", std::to_string(options.num_ranks)};
   words.insert(words.end(), options.command.begin(), options.command.end());
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
+  const std::vector<char*> arguments = argument_vector(words);
   execvp(arguments.front(), arguments.data());
   throw ConfigError(fmt::format("run: mpirun cannot be started: {}; install an MPI (scripts/setup installs Open MPI), or run "
                                 "without --backend mpi",

@@ -18,12 +18,17 @@
 
 namespace espalier::command {
 
+std::vector<char*> argument_vector(std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
 void execute_sibling(const std::string& program, const std::vector<std::string>& arguments) {
   std::vector<std::string> words{program};
   words.insert(words.end(), arguments.begin(), arguments.end());
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
+  const std::vector<char*> argv = argument_vector(words);
 
   std::error_code ignored;  // no /proc: only PATH is left
   const auto self = std::filesystem::read_symlink("/proc/self/exe", ignored);

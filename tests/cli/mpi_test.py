@@ -8,21 +8,19 @@ import csv
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import unittest
 
-ESPALIER = sys.argv.pop(1) if len(sys.argv) > 1 else "espalier"
+from processes import ESPALIER, clean_environment
+
 RUN = [ESPALIER, "run", "--backend", "mpi", "-n", "4", "--"]
 MPIRUN = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", "4"]
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
 
 
 def run(*words):
-    environment = {name: value for name, value in os.environ.items()
-                   if not name.startswith(("ESPALIER_", "OMPI_", "PMI", "SLURM_")) and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=100,
-                          env=environment | AS_ROOT)
+                          env=clean_environment() | AS_ROOT)
 
 
 class Mpi(unittest.TestCase):

@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "espalier/base/error.hpp"
-#include "espalier/comm/backends/gloo.hpp"
+#include "espalier/comm/backends/c10d/gloo.hpp"
 #include "espalier/comm/backends/host/host_transport.hpp"
 #include "espalier/comm/backends/mpi/mpi.hpp"
 #include "espalier/comm/collectives.hpp"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "espalier/base/check.hpp"
-#include "espalier/comm/backends/gloo.hpp"
+#include "espalier/comm/backends/c10d/gloo.hpp"
 #include "espalier/comm/backends/host/host_transport.hpp"
 #include "espalier/comm/threads.hpp"
 #include "espalier/comm/world_state.hpp"
@@ -108,6 +108,9 @@ void run_ranks(std::int64_t num_ranks, const std::function<void(World&)>& body, 
       case Backend::gloo:
         transports = detail::make_gloo_transports_for_threads(num_ranks, {.timeout = options.timeout});
         break;
+      case Backend::c10d:
+        throw ConfigError("run_ranks: a world of backend c10d is made of the program's process group (World::from_c10d); choose "
+                          "host or gloo");
       case Backend::mpi:
         throw ConfigError("run_ranks: the ranks of backend mpi are processes, not threads; start them with espalier run "
                           "--backend mpi or mpirun, or choose host or gloo");

@@ -121,6 +121,7 @@ std::string_view to_string(Backend backend) {
     case Backend::host: return "host";
     case Backend::gloo: return "gloo";
     case Backend::mpi: return "mpi";
+    case Backend::c10d: return "c10d";
   }
   return "?";
 }

@@ -19,9 +19,11 @@ namespace detail {
 struct WorldState;
 }
 
-enum class Backend { host, gloo, mpi };
+struct C10dGroup;  // c10d.hpp
 
-// "host", "gloo", "mpi"; ConfigError with the legal names otherwise.
+enum class Backend { host, gloo, mpi, c10d };
+
+// "host", "gloo", "mpi"; ConfigError with the legal names otherwise. (c10d cannot be asked for: see World::from_c10d.)
 Backend backend_by_name(std::string_view name);
 std::string_view to_string(Backend backend);
 
@@ -43,6 +45,9 @@ class World {
   // launcher. Blocks until all ranks are there (CommError names the missing ones at the deadline). ConfigError when
   // the variables contradict each other, or the backend is mpi and this build or this launcher is without MPI.
   static World from_environment(const WorldOptions& options = {});
+
+  // The ranks of a process group that the program has made with LibTorch's c10d: see c10d.hpp.
+  static World from_c10d(const C10dGroup& group, const WorldOptions& options = {});
 
   std::int64_t rank() const;
   std::int64_t size() const;

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "espalier/base/check.hpp"
-#include "espalier/comm/backends/gloo.hpp"
+#include "espalier/comm/backends/c10d/gloo.hpp"
 #include "espalier/comm/backends/host/host_transport.hpp"
 #include "espalier/comm/backends/mpi/mpi.hpp"
 #include "espalier/comm/rendezvous.hpp"
@@ -85,6 +85,9 @@ World World::from_environment(const WorldOptions& options) {
                       .host = detail::this_participant(1, "").host,
                       .launcher = std::string(to_string(found.launcher)),
                       .backend = requested.value_or(Backend::host)};
+  ESPALIER_CHECK_CONFIG(requested != Backend::c10d,
+                        "world: backend c10d is the program's process group; make the world with World::from_c10d, or ask for host, "
+                        "gloo, mpi or nothing");
   if (requested == Backend::mpi) detail::require_mpi();
   if (place.size == 1) return detail::make_world(std::move(place), nullptr, options);
 
@@ -94,26 +97,36 @@ World World::from_environment(const WorldOptions& options) {
 
   const detail::Roster roster =
       detail::meet(found, requested ? to_string(*requested) : "", options.timeout);
+  return detail::make_world_of(roster, std::move(place), requested, options);
+}
+
+namespace detail {
+
+void locate(Place& place, const Roster& roster) {
   const auto& machine = roster.participants[static_cast<std::size_t>(place.rank)].machine;
   place.local_size = std::count_if(roster.participants.begin(), roster.participants.end(),
                                    [&](const auto& other) { return other.machine == machine; });
   place.host_of_rank = number_hosts(roster.participants);
-  place.backend = choose_backend(requested, roster.why_not_one_host);
-  std::shared_ptr<detail::Transport> transport;
-  switch (place.backend) {
-    case Backend::host:
-      transport = detail::make_host_transport(*roster.store, place.rank, place.size,
-                                              {.timeout = options.timeout, .log = options.log});
-      break;
-    case Backend::gloo:
-      transport = detail::make_gloo_transport(
-          roster.store, place.rank, place.size,
-          {.timeout = options.timeout, .address = detail::address_for(roster, place.rank)});
-      break;
-    case Backend::mpi:
-      break;  // has returned above
-  }
-  return detail::make_world(std::move(place), std::move(transport), options);
 }
 
+World make_world_of(const Roster& roster, Place place, std::optional<Backend> requested, const WorldOptions& options) {
+  locate(place, roster);
+  place.backend = choose_backend(requested, roster.why_not_one_host);
+  std::shared_ptr<Transport> transport;
+  switch (place.backend) {
+    case Backend::host:
+      transport = make_host_transport(*roster.store, place.rank, place.size, {.timeout = options.timeout, .log = options.log});
+      break;
+    case Backend::gloo:
+      transport = make_gloo_transport(roster.store, place.rank, place.size,
+                                      {.timeout = options.timeout, .address = address_for(roster, place.rank)});
+      break;
+    case Backend::mpi:
+    case Backend::c10d:
+      ESPALIER_CHECK(false, "backend {} needs no roster", to_string(place.backend));
+  }
+  return make_world(std::move(place), std::move(transport), options);
+}
+
+}  // namespace detail
 }  // namespace espalier

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -88,5 +89,11 @@ void warn_of_host_crossings(const World& world, const GroupPlan& plan);
 
 // A world of the ranks that `transport` reaches (null: a world of one).
 World make_world(Place place, std::shared_ptr<Transport> transport, const WorldOptions& options);
+
+struct Roster;
+// Who shares this rank's host: all of `place` but its local rank.
+void locate(Place& place, const Roster& roster);
+// A world of the ranks of the roster over `requested`, else host when they share one, else gloo.
+World make_world_of(const Roster& roster, Place place, std::optional<Backend> requested, const WorldOptions& options);
 
 }  // namespace espalier::detail

@@ -6,6 +6,7 @@
 //   host           yes            yes              yes                     yes
 //   gloo           no             no               no                      no
 //   mpi            no             no               no                      no          (mpi_test.cpp)
+//   c10d           as the process group's backend; what is between gives no more than over gloo
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -19,12 +20,16 @@
 #include <iostream>
 #include <iterator>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "espalier/base/error.hpp"
-#include "espalier/comm/backends/gloo.hpp"
+#include "espalier/comm/backends/c10d/gloo.hpp"
 #include "espalier/comm/backends/host/host_transport.hpp"
+#include "espalier/comm/backends/recording/recording.hpp"
+#include "espalier/comm/c10d.hpp"
 #include "espalier/comm/collectives.hpp"
 #include "espalier/comm/threads.hpp"
 #include "espalier/comm/world_state.hpp"
@@ -33,6 +38,10 @@
 #include "tests/comm/processes.hpp"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace espalier::conformance {
 namespace {
@@ -56,11 +65,29 @@ void run_on_host_threads(const Case& one, std::int64_t size, const Promises& pro
                       options_of(one));
 }
 
-void run_on_host_processes(const Case& one, std::int64_t size, const Promises&) {
-  const auto outcome = testing_support::run_processes(one.name, size, one.timeout + milliseconds(20'000));
+void run_on_recorded_host_threads(const Case& one, std::int64_t size, const Promises& promises) {
+  std::vector<std::shared_ptr<detail::Transport>> transports(1);
+  if (size > 1) transports = detail::make_host_transports_for_threads(size, host_options_of(one));
+  for (auto& transport : transports) {
+    if (size > 1) transport = detail::make_recording_transport(std::move(transport), std::make_shared<detail::Recorder>());
+  }
+  detail::run_threads(std::move(transports), Backend::host, [&](World& world) { one.body(world, promises); },
+                      options_of(one));
+}
+
+const std::string kOverGloo = "over gloo: ";
+
+void run_as_processes(const std::string& body, const Case& one, std::int64_t size) {
+  const auto outcome = testing_support::run_processes(body, size, one.timeout + milliseconds(20'000));
   for (std::size_t rank = 0; rank < outcome.pids.size(); ++rank) {
     EXPECT_EQ(outcome.statuses[rank], 0) << "rank " << rank << ":\n" << outcome.outputs[rank];
   }
+}
+
+void run_on_host_processes(const Case& one, std::int64_t size, const Promises&) { run_as_processes(one.name, one, size); }
+
+void run_on_gloo_processes(const Case& one, std::int64_t size, const Promises&) {
+  run_as_processes(kOverGloo + one.name, one, size);
 }
 
 void run_on_gloo(const Case& one, std::int64_t size, const Promises& promises) {
@@ -70,21 +97,82 @@ void run_on_gloo(const Case& one, std::int64_t size, const Promises& promises) {
                       options_of(one));
 }
 
+// A process group as a program makes it.
+c10::intrusive_ptr<c10d::ProcessGroup> process_group_of(const c10::intrusive_ptr<c10d::Store>& store,
+                                                        c10d::ProcessGroup::BackendType type,
+                                                        const c10::intrusive_ptr<c10d::Backend>& backend) {
+  auto process_group = c10::make_intrusive<c10d::ProcessGroup>(store, backend->getRank(), backend->getSize());
+  process_group->setBackend(c10::kCPU, type, backend);
+  process_group->setDefaultBackend(type);
+  return process_group;
+}
+
+// Ranks as threads, whose worlds are made of the process groups that `make` gives each.
+void run_on_c10d(const Case& one, std::int64_t size, const Promises& promises,
+                 const std::function<C10dGroup(std::int64_t rank)>& make) {
+  std::vector<std::string> errors(static_cast<std::size_t>(size));
+  std::vector<std::jthread> threads;
+  for (std::int64_t rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      at::set_num_threads(1);
+      std::optional<World> world;
+      try {
+        world = World::from_c10d(make(rank), options_of(one));
+        one.body(*world, promises);
+      } catch (const std::exception& error) {
+        errors[static_cast<std::size_t>(rank)] = error.what();
+        if (world && world->size() > 1) world->state().core->transport->abort(error.what());
+      }
+    });
+  }
+  threads.clear();  // joins
+  for (std::size_t rank = 0; rank < errors.size(); ++rank) EXPECT_EQ(errors[rank], "") << "on rank " << rank;
+}
+
+void run_on_c10d_of_gloo(const Case& one, std::int64_t size, const Promises& promises) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  run_on_c10d(one, size, promises, [&](std::int64_t rank) -> C10dGroup {
+    const auto own = c10::make_intrusive<c10d::PrefixStore>("program", store);
+    return {process_group_of(own, c10d::ProcessGroup::GLOO, detail::make_gloo_backend(own, rank, size))};
+  });
+}
+
+// Both bridges: a world over a process group over a group over shared memory.
+void run_on_c10d_of_host(const Case& one, std::int64_t size, const Promises& promises) {
+  std::vector<std::shared_ptr<detail::Transport>> transports(1);
+  if (size > 1) transports = detail::make_host_transports_for_threads(size, host_options_of(one));
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  run_on_c10d(one, size, promises, [&](std::int64_t rank) -> C10dGroup {
+    const World below = detail::make_world({.rank = rank, .size = size, .host = "here", .launcher = "threads"}, std::move(transports[static_cast<std::size_t>(rank)]),
+                                           options_of(one));
+    return {process_group_of(store, c10d::ProcessGroup::CUSTOM, as_c10d_backend(below.group())),
+            [below](const auto&, const RankSet& members, std::string_view name) {
+              return as_c10d_backend(below.make_group(members, name).duplicate(fmt::format("{} {}", name, members.to_string())));
+            }};
+  });
+}
+
+// Of the sizes of a case.
+enum class Sizes { every, largest, smallest };
+
 struct BackendUnderTest {
   std::string name;
   Promises promises;
   void (*run)(const Case&, std::int64_t size, const Promises&);
-  bool every_size;  // or the largest of each case only
+  Sizes sizes;
 };
+
+constexpr Promises kAsOverGloo{.ordered_sums = false, .buffered_sends = false, .names_mismatch = false, .names_leavers = false};
 
 const std::vector<BackendUnderTest>& backends() {
   static const std::vector<BackendUnderTest> all{
-      {"HostThreads", {}, run_on_host_threads, true},
-      {"HostProcesses", {}, run_on_host_processes, false},
-      {"GlooThreads",
-       {.ordered_sums = false, .buffered_sends = false, .names_mismatch = false, .names_leavers = false},
-       run_on_gloo,
-       false},
+      {"HostThreads", {}, run_on_host_threads, Sizes::every},
+      {"HostProcesses", {}, run_on_host_processes, Sizes::largest},
+      {"RecordedHostThreads", {}, run_on_recorded_host_threads, Sizes::smallest},
+      {"GlooThreads", kAsOverGloo, run_on_gloo, Sizes::largest},
+      {"GlooProcesses", kAsOverGloo, run_on_gloo_processes, Sizes::smallest},
+      {"C10dOfGloo", kAsOverGloo, run_on_c10d_of_gloo, Sizes::largest},
+      {"C10dOfHost", {.names_mismatch = false, .names_leavers = false}, run_on_c10d_of_host, Sizes::largest},
   };
   return all;
 }
@@ -106,7 +194,8 @@ void register_cases() {
     for (const Case& one : cases()) {
       if (!one.applies(backend.promises)) continue;
       for (const std::int64_t size : one.sizes) {
-        if (!backend.every_size && size != one.sizes.back()) continue;
+        if (backend.sizes == Sizes::largest && size != one.sizes.back()) continue;
+        if (backend.sizes == Sizes::smallest && size != one.sizes.front()) continue;
         testing::RegisterTest(("Conformance/" + backend.name).c_str(), (one.name + "_" + std::to_string(size)).c_str(),
                               nullptr, nullptr, __FILE__, __LINE__,
                               [&backend, &one, size]() -> ConformanceTest* { return new ConformanceTest(backend, one, size); });
@@ -253,6 +342,14 @@ TEST(HostProcesses, NamesTheRanksThatDoNotCome) {
   EXPECT_NE(outcome.outputs[0].find("waited 3000 ms for all 3 ranks; missing: 2"), std::string::npos) << outcome.outputs[0];
 }
 
+World gloo_world(const testing_support::RankProcess& process, const Case& one) {
+  auto file = c10::make_intrusive<c10d::FileStore>(process.folder / "c10d", static_cast<int>(process.size));
+  auto transport = detail::make_gloo_transport(std::make_shared<detail::C10dStore>(std::move(file)), process.rank, process.size,
+                                               {.timeout = one.timeout});
+  return detail::make_world({.rank = process.rank, .size = process.size, .host = "here", .launcher = "test", .backend = Backend::gloo},
+                            std::move(transport), options_of(one));
+}
+
 // main() of a process that is a rank; its exit code.
 int run_rank(const testing_support::RankProcess& process) {
   at::set_num_threads(1);
@@ -288,10 +385,16 @@ int run_rank(const testing_support::RankProcess& process) {
       return 0;
     }
     for (const Case& one : cases()) {
-      if (one.name != process.body) continue;
-      World all = world(host_options_of(one), options_of(one));
-      one.body(all, {});
-      return 0;
+      if (one.name == process.body) {
+        World all = world(host_options_of(one), options_of(one));
+        one.body(all, {});
+        return 0;
+      }
+      if (kOverGloo + one.name == process.body) {
+        World all = gloo_world(process, one);
+        one.body(all, kAsOverGloo);
+        return 0;
+      }
     }
     std::cerr << "no body '" << process.body << "'\n";
   } catch (const std::exception& error) {

@@ -89,6 +89,7 @@ class RecordingCommunicator final : public Communicator {
   std::shared_ptr<Operation> barrier() override {
     return noted("barrier", at::Tensor(), -1, {}, [&] { return inner_->barrier(); });
   }
+  void announce() override { inner_->announce(); }
 
  private:
   // Notes the call, asks what is to be done to it, and does that.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keys in the world's store:
-//   gloo/stop/<rank>   why this rank must stop; empty: its own transport closes
-//   gloo/left/<rank>   this rank takes nothing any more
-#include "espalier/comm/backends/gloo_session.hpp"
+//   c10d/stop/<rank>   why this rank must stop; empty: its own transport closes
+//   c10d/left/<rank>   this rank takes nothing any more
+#include "espalier/comm/backends/c10d/session.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -28,18 +28,18 @@ constexpr milliseconds kReasonTime{
 constexpr milliseconds kHelperTime{1000};  // how long the end of a helper thread is waited for
 constexpr milliseconds kFlushPause{20};
 
-std::string stop_key(std::int64_t rank) { return fmt::format("gloo/stop/{}", rank); }
-std::string left_key(std::int64_t rank) { return fmt::format("gloo/left/{}", rank); }
+std::string stop_key(std::int64_t rank) { return fmt::format("c10d/stop/{}", rank); }
+std::string left_key(std::int64_t rank) { return fmt::format("c10d/left/{}", rank); }
 
 }  // namespace
 
-struct GlooSession::State {
+struct C10dSession::State {
   struct Kept {
-    GlooWork work;
+    C10dWork work;
     std::function<void()> finish;
   };
   struct Sent {
-    GlooWork work;
+    C10dWork work;
     std::int64_t to;
     std::string operation;
   };
@@ -53,7 +53,7 @@ struct GlooSession::State {
   std::condition_variable changed;
   std::string poison;
   bool closing = false;
-  std::vector<std::shared_ptr<GlooLink>> links;
+  std::vector<std::shared_ptr<C10dLink>> links;
   std::vector<Kept> kept;
   std::deque<Sent> sent;
 
@@ -66,13 +66,15 @@ struct GlooSession::State {
     return true;
   }
 
-  void break_links() {
-    std::vector<std::shared_ptr<GlooLink>> all;
+  // What the program made is broken only when the world is.
+  void break_links(bool is_poisoned = true) {
+    std::vector<std::shared_ptr<C10dLink>> all;
     {
       const std::lock_guard lock(mutex);
       all = links;
     }
-    for (const auto& link : all) link->break_connections();
+    for (const auto& link : all)
+      if (is_poisoned || !link->is_programs) link->break_connections();
   }
 
   std::string fail(const std::string& reason) {
@@ -104,7 +106,7 @@ struct GlooSession::State {
   // Ends with the first reason, with the store, or with the session, which sets the key to nothing.
   void watch(C10dStore own) {
     try {
-      const std::string reason = own.get(stop_key(rank), kGlooForever);
+      const std::string reason = own.get(stop_key(rank), kC10dForever);
       if (!reason.empty() && take_poison(reason)) break_links();
     } catch (
         const std::exception&) {  // the store's server has gone; connections tell what else happens
@@ -120,7 +122,7 @@ struct GlooSession::State {
       const Sent oldest = sent.front();
       lock.unlock();
       try {
-        oldest.work->wait(kGlooForever);
+        oldest.work->wait(kC10dForever);
       } catch (const std::exception& error) {
         explain(oldest.operation, error.what());
       }
@@ -139,13 +141,13 @@ struct GlooSession::State {
   }
 };
 
-GlooSession::Helper::Helper(std::function<void()> body) {
+C10dSession::Helper::Helper(std::function<void()> body) {
   std::packaged_task<void()> task(std::move(body));
   ended_ = task.get_future();
   thread_ = std::thread(std::move(task));
 }
 
-GlooSession::Helper::~Helper() {
+C10dSession::Helper::~Helper() {
   if (!thread_.joinable()) return;
   if (ended_.wait_for(kHelperTime) == std::future_status::ready) {
     thread_.join();
@@ -154,7 +156,7 @@ GlooSession::Helper::~Helper() {
   }
 }
 
-GlooSession::GlooSession(std::shared_ptr<C10dStore> store, std::int64_t rank,
+C10dSession::C10dSession(std::shared_ptr<C10dStore> store, std::int64_t rank,
                          std::int64_t world_size, milliseconds timeout)
     : state_(std::make_shared<State>()) {
   state_->store = std::move(store);
@@ -167,28 +169,29 @@ GlooSession::GlooSession(std::shared_ptr<C10dStore> store, std::int64_t rank,
   });
 }
 
-GlooSession::~GlooSession() { close(); }
+C10dSession::~C10dSession() { close(); }
 
-void GlooSession::close() {
+void C10dSession::close() {
   if (closed_.exchange(true)) return;
   flush();
-  std::vector<std::shared_ptr<GlooLink>> links;
+  std::vector<std::shared_ptr<C10dLink>> links;
+  bool is_poisoned = false;
   bool is_broken = false;
   {
     const std::lock_guard lock(state_->mutex);
     state_->closing = true;
     state_->changed.notify_all();
-    is_broken = !state_->poison.empty();
+    is_poisoned = !state_->poison.empty();
     links = state_->links;
     const bool is_pending = !state_->sent.empty() ||
                             std::any_of(state_->kept.begin(), state_->kept.end(),
                                         [](const State::Kept& one) { return !one.work->isCompleted(); });
-    if (!is_broken && !is_pending) state_->links.clear();
-    is_broken = is_broken || is_pending;
+    is_broken = is_poisoned || is_pending;
+    if (!is_broken) state_->links.clear();
   }
   if (is_broken) {
-    state_->break_links();
-    // Should one of Gloo's threads not notice, nobody here waits for it.
+    state_->break_links(is_poisoned);
+    // Should one of the backend's threads not notice, nobody here waits for it.
     std::thread([state = state_, links = std::move(links)]() mutable {
       {
         const std::lock_guard lock(state->mutex);
@@ -203,11 +206,11 @@ void GlooSession::close() {
   }
 }
 
-const std::shared_ptr<C10dStore>& GlooSession::store() const { return state_->store; }
-std::int64_t GlooSession::rank() const { return state_->rank; }
-milliseconds GlooSession::timeout() const { return state_->timeout; }
+const std::shared_ptr<C10dStore>& C10dSession::store() const { return state_->store; }
+std::int64_t C10dSession::rank() const { return state_->rank; }
+milliseconds C10dSession::timeout() const { return state_->timeout; }
 
-void GlooSession::check() const {
+void C10dSession::check() const {
   const std::lock_guard lock(state_->mutex);
   if (!state_->poison.empty()) throw CommError(state_->poison);
   if (state_->closing)
@@ -215,24 +218,24 @@ void GlooSession::check() const {
         "rank {} has closed this world; nothing can be called on it any more", state_->rank));
 }
 
-std::string GlooSession::fail(const std::string& reason) { return state_->fail(reason); }
+std::string C10dSession::fail(const std::string& reason) { return state_->fail(reason); }
 
-std::string GlooSession::explain(const std::string& operation, const std::string& cause) {
+std::string C10dSession::explain(const std::string& operation, const std::string& cause) {
   return state_->explain(operation, cause);
 }
 
-void GlooSession::add(std::shared_ptr<GlooLink> link) {
+void C10dSession::add(std::shared_ptr<C10dLink> link) {
   const std::lock_guard lock(state_->mutex);
   state_->links.push_back(std::move(link));
 }
 
-void GlooSession::keep(GlooWork work, std::function<void()> finish) {
+void C10dSession::keep(C10dWork work, std::function<void()> finish) {
   finish_kept();
   const std::lock_guard lock(state_->mutex);
   state_->kept.push_back({std::move(work), std::move(finish)});
 }
 
-void GlooSession::finish_kept() {
+void C10dSession::finish_kept() {
   std::vector<State::Kept> ended;
   {
     const std::lock_guard lock(state_->mutex);
@@ -246,14 +249,14 @@ void GlooSession::finish_kept() {
     if (one.finish && one.work->isSuccess()) one.finish();
 }
 
-void GlooSession::keep_sent(GlooWork work, std::int64_t to, std::string operation) {
+void C10dSession::keep_sent(C10dWork work, std::int64_t to, std::string operation) {
   const std::lock_guard lock(state_->mutex);
   state_->sent.push_back({std::move(work), to, std::move(operation)});
   if (!keeper_.started()) keeper_ = Helper([state = state_] { state->keep_watch_over_sent(); });
   state_->changed.notify_all();
 }
 
-void GlooSession::flush() {
+void C10dSession::flush() {
   std::unique_lock lock(state_->mutex);
   const auto must_wait = [&] { return !state_->sent.empty() && state_->poison.empty(); };
   if (!must_wait()) return;

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// How c10d's ProcessGroupGloo is bent to what a Communicator promises:
+// How a c10d::Backend is bent to what a Communicator promises:
 //
 //   sends      are copied and kept by the session until they have arrived, so posting one is all
-//   there is to it receives   can only be waited for, not asked: done() starts a thread that waits
-//   deadlines  are ours; Gloo's own would break all connections of the group
+//              there is to it
+//   receives   can only be waited for, not asked: done() starts a thread that waits
+//   deadlines  are ours
 //   dtypes     what is not reduced travels as bytes; float16 is reduced in float32, bool in uint8
-//   failure    see gloo_session
-#include "espalier/comm/backends/gloo.hpp"
+//   failure    see session
+#include "espalier/comm/backends/c10d/communicator.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <algorithm>
 #include <condition_variable>
@@ -23,37 +23,18 @@
 #include <utility>
 
 #include "espalier/base/check.hpp"
-#include "espalier/comm/backends/gloo_session.hpp"
+
 #include "espalier/comm/names.hpp"
 
 namespace espalier::detail {
 
 namespace {
 
-using c10d::ProcessGroupGloo;
 using std::chrono::milliseconds;
 
-constexpr int kBreakingTag = std::numeric_limits<int>::max();  // nobody sends on it
-constexpr std::int64_t kMaxTag = kBreakingTag - 1;
+constexpr std::int64_t kMaxTag = std::numeric_limits<int>::max() - 1;  // the next one breaks links, see gloo
 
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
-class Link final : public GlooLink {
- public:
-  explicit Link(c10::intrusive_ptr<ProcessGroupGloo> the_group) : group(std::move(the_group)) {}
-
-  // Waits in vain for a message that nobody sends: that time-out makes Gloo fail all that is
-  // pending.
-  void break_connections() override {
-    try {
-      std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
-      group->recv(nothing, group->getRank() == 0 ? 1 : 0, kBreakingTag)->wait(milliseconds(1));
-    } catch (const std::exception&) {  // which is the purpose
-    }
-  }
-
-  const c10::intrusive_ptr<ProcessGroupGloo> group;
-};
+std::string headline(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 // The name of an operation for messages, made only when needed: "all_reduce(sum, float32 x 4) #3 of
 // group 'data' [0,2]".
@@ -61,22 +42,22 @@ using Naming = std::function<std::string()>;
 
 class TimedWait {
  public:
-  explicit TimedWait(GlooSession& session) : session_(session) {}
+  explicit TimedWait(C10dSession& session) : session_(session) {}
   ~TimedWait() { session_.waited_ns += std::chrono::nanoseconds(Clock::now() - start_).count(); }
 
  private:
-  GlooSession& session_;
+  C10dSession& session_;
   const Clock::time_point start_ = Clock::now();
 };
 
-milliseconds left_until(Clock::time_point deadline) {
+milliseconds time_left(Clock::time_point deadline) {
   return std::max(std::chrono::ceil<milliseconds>(deadline - Clock::now()), milliseconds(1));
 }
 
 class CollectiveOperation final : public Operation {
  public:
   // `late` says who did not come.
-  CollectiveOperation(std::shared_ptr<GlooSession> session, GlooWork work, Naming name, Naming late,
+  CollectiveOperation(std::shared_ptr<C10dSession> session, C10dWork work, Naming name, Naming late,
                       std::function<void()> finish)
       : session_(std::move(session)),
         work_(std::move(work)),
@@ -97,7 +78,7 @@ class CollectiveOperation final : public Operation {
   void wait(Clock::time_point deadline) override {
     if (work_ == nullptr) return;
     const TimedWait timed(*session_);
-    complete(left_until(deadline));
+    complete(time_left(deadline));
   }
 
   milliseconds timeout() const override { return session_->timeout(); }
@@ -113,7 +94,7 @@ class CollectiveOperation final : public Operation {
       if (!work_->isCompleted())
         throw CommError(session_->fail(
             fmt::format("{} timed out after {} ms; {}", name_(), limit.count(), late_())));
-      throw CommError(session_->explain(name_(), first_line(error.what())));
+      throw CommError(session_->explain(name_(), headline(error.what())));
     }
     work_ = nullptr;
     if (finish_) {
@@ -123,8 +104,8 @@ class CollectiveOperation final : public Operation {
     session_->finish_kept();
   }
 
-  std::shared_ptr<GlooSession> session_;
-  GlooWork work_;  // null once done
+  std::shared_ptr<C10dSession> session_;
+  C10dWork work_;  // null once done
   Naming name_;
   Naming late_;
   std::function<void()> finish_;
@@ -132,7 +113,7 @@ class CollectiveOperation final : public Operation {
 
 class ReceiveOperation final : public Operation {
  public:
-  ReceiveOperation(std::shared_ptr<GlooSession> session, GlooWork work, std::int64_t from,
+  ReceiveOperation(std::shared_ptr<C10dSession> session, C10dWork work, std::int64_t from,
                    Naming name)
       : session_(std::move(session)), work_(std::move(work)), from_(from), name_(std::move(name)) {}
 
@@ -152,7 +133,7 @@ class ReceiveOperation final : public Operation {
   void wait(Clock::time_point deadline) override {
     if (work_ == nullptr) return;
     const TimedWait timed(*session_);
-    const milliseconds limit = left_until(deadline);
+    const milliseconds limit = time_left(deadline);
     std::string trouble;
     if (helper_ != nullptr) {
       std::unique_lock lock(helper_->mutex);
@@ -182,7 +163,7 @@ class ReceiveOperation final : public Operation {
     try {
       return work.wait(limit) ? "" : "aborted";
     } catch (const std::exception& error) {
-      return first_line(error.what());
+      return headline(error.what());
     }
   }
   std::string wait_here(milliseconds limit) { return wait_for(*work_, limit); }
@@ -190,7 +171,7 @@ class ReceiveOperation final : public Operation {
   void start_helper() {
     helper_ = std::make_shared<Helper>();
     std::thread([helper = helper_, work = work_] {
-      std::string trouble = wait_for(*work, kGlooForever);
+      std::string trouble = wait_for(*work, kC10dForever);
       const std::lock_guard lock(helper->mutex);
       helper->ended = true;
       helper->trouble = std::move(trouble);
@@ -207,8 +188,8 @@ class ReceiveOperation final : public Operation {
     work_ = nullptr;
   }
 
-  std::shared_ptr<GlooSession> session_;
-  GlooWork work_;  // null once done
+  std::shared_ptr<C10dSession> session_;
+  C10dWork work_;  // null once done
   const std::int64_t from_;
   Naming name_;
   std::shared_ptr<Helper> helper_;
@@ -267,7 +248,7 @@ ReduceOp on_truth_values(ReduceOp op) {
   return op;
 }
 
-// Memory in the dtype that Gloo reduces this one in: the same memory where it can.
+// Memory in the dtype that a backend reduces this one in: the same memory where it can.
 at::Tensor reducible(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case at::kHalf:
@@ -279,13 +260,14 @@ at::Tensor reducible(const at::Tensor& tensor) {
   }
 }
 
-class GlooCommunicator final : public Communicator {
+class C10dCommunicator final : public Communicator {
  public:
-  GlooCommunicator(std::shared_ptr<GlooSession> session, std::shared_ptr<C10dStore> store,
-                   std::shared_ptr<Link> link, const RankSet& members, std::string name)
+  C10dCommunicator(std::shared_ptr<C10dSession> session, std::shared_ptr<C10dStore> store,
+                   std::shared_ptr<C10dLink> link, const RankSet& members, std::string name)
       : session_(std::move(session)),
         store_(std::move(store)),
-        link_(std::move(link)),
+        link_(link),
+        backend_name_(link->backend->getBackendName()),
         members_(members),
         name_(std::move(name)) {
     capabilities_.uneven_all_gather = false;
@@ -329,7 +311,7 @@ class GlooCommunicator final : public Communicator {
   }
 
   std::shared_ptr<Operation> all_gather_v(std::vector<at::Tensor>, at::Tensor) override {
-    throw InternalError("gloo: all_gather_v is emulated, as the capabilities say");
+    throw InternalError("c10d: all_gather_v is emulated, as the capabilities say");
   }
 
   std::shared_ptr<Operation> reduce_scatter(at::Tensor output, at::Tensor input,
@@ -373,7 +355,7 @@ class GlooCommunicator final : public Communicator {
     const std::lock_guard lock(mutex_);
     session_->check();
     std::vector<at::Tensor> copy{as_bytes(tensor.clone())};
-    GlooWork work = start(name(next_sequence()), [&] {
+    C10dWork work = start(name(next_sequence()), [&] {
       return group()->send(copy, static_cast<int>(to), static_cast<int>(tag));
     });
     session_->bytes_sent += static_cast<std::int64_t>(tensor.nbytes());
@@ -388,7 +370,7 @@ class GlooCommunicator final : public Communicator {
     session_->check();
     std::vector<at::Tensor> list{as_bytes(tensor)};
     const std::int64_t sequence = next_sequence();
-    GlooWork work = start(name(sequence), [&] {
+    C10dWork work = start(name(sequence), [&] {
       return group()->recv(list, static_cast<int>(from), static_cast<int>(tag));
     });
     return std::make_shared<ReceiveOperation>(session_, std::move(work), members_.member(from),
@@ -416,10 +398,10 @@ class GlooCommunicator final : public Communicator {
   using Described = std::function<std::string(std::int64_t sequence)>;
 
   // The session owns the connections, and drops them when the world is closed.
-  c10::intrusive_ptr<ProcessGroupGloo> group() const {
-    const std::shared_ptr<Link> link = link_.lock();
+  c10::intrusive_ptr<c10d::Backend> group() const {
+    const std::shared_ptr<C10dLink> link = link_.lock();
     if (link == nullptr) throw CommError(fmt::format("group '{}': its world has been closed", name_));
-    return link->group;
+    return link->backend;
   }
   std::int64_t next_sequence() { return sequence_++; }
   std::string suffix() const {
@@ -461,20 +443,20 @@ class GlooCommunicator final : public Communicator {
                        fmt::join(missing, ", "));
   }
 
-  static void check_tag(std::string_view where, std::int64_t tag) {
-    ESPALIER_CHECK_CONFIG(tag >= 0 && tag <= kMaxTag, "{}: tag {}; over gloo tags go from 0 to {}",
-                          where, tag, kMaxTag);
+  void check_tag(std::string_view where, std::int64_t tag) const {
+    ESPALIER_CHECK_CONFIG(tag >= 0 && tag <= kMaxTag, "{}: tag {}; over {} tags go from 0 to {}",
+                          where, tag, backend_name_, kMaxTag);
   }
 
   static std::shared_ptr<Operation> nothing_to_do() { return std::make_shared<DoneOperation>(); }
 
-  // Gloo refuses some things at once, connections that broke among them.
+  // A backend refuses some things at once, connections that broke among them.
   template <typename Start>
-  GlooWork start(const std::string& name, const Start& body) {
+  C10dWork start(const std::string& name, const Start& body) {
     try {
       return body();
     } catch (const std::exception& error) {
-      throw CommError(session_->explain(name, first_line(error.what())));
+      throw CommError(session_->explain(name, headline(error.what())));
     }
   }
 
@@ -485,9 +467,11 @@ class GlooCommunicator final : public Communicator {
     session_->check();
     session_->finish_kept();
     const std::int64_t sequence = next_sequence();
-    GlooWork work = start(name(sequence), body);
+    C10dWork work = start(name(sequence), body);
     session_->bytes_sent += static_cast<std::int64_t>(bytes);
-    Naming late_text = [] { return "gloo does not know which member is late"; };
+    Naming late_text = [backend = backend_name_] {
+      return backend + " does not know which member is late";
+    };
     if (announced_ == sequence) {
       late_text = [store = store_, members = members_, sequence] {
         return late(*store, members, sequence);
@@ -498,9 +482,10 @@ class GlooCommunicator final : public Communicator {
         std::move(late_text), std::move(finish));
   }
 
-  const std::shared_ptr<GlooSession> session_;
+  const std::shared_ptr<C10dSession> session_;
   const std::shared_ptr<C10dStore> store_;  // of this group
-  const std::weak_ptr<Link> link_;
+  const std::weak_ptr<C10dLink> link_;
+  const std::string backend_name_;
   const RankSet members_;
   const std::string name_;
   Capabilities capabilities_;
@@ -509,37 +494,32 @@ class GlooCommunicator final : public Communicator {
   std::int64_t announced_ = -1;  // the latest such operation
 };
 
-class GlooTransport final : public Transport {
+class C10dTransport final : public Transport {
  public:
-  GlooTransport(std::shared_ptr<C10dStore> store, std::int64_t rank, std::int64_t size,
-                const GlooOptions& options)
-      : session_(std::make_shared<GlooSession>(std::move(store), rank, size, options.timeout)),
-        options_(options) {}
+  C10dTransport(std::shared_ptr<C10dStore> store, std::int64_t rank, std::int64_t size,
+                milliseconds timeout, std::shared_ptr<C10dConnector> connector)
+      : session_(std::make_shared<C10dSession>(std::move(store), rank, size, timeout)),
+        connector_(std::move(connector)) {}
 
   std::shared_ptr<Communicator> connect(const RankSet& members, std::string_view name,
                                         std::uint64_t context) override {
     session_->check();
-    const auto store = session_->store()->below(fmt::format("gloo/{:x}", context));
+    const auto store = session_->store()->below(fmt::format("group/{:x}", context));
     const auto me = members.index_of(session_->rank());
     ESPALIER_CHECK(me.has_value(), "rank {} connects a group of {}", session_->rank(),
                    members.to_string());
     store->set(fmt::format("here/{}", *me), "1");
-    auto options = ProcessGroupGloo::Options::create(options_.timeout);
-    options->devices.push_back(ProcessGroupGloo::createDeviceForHostname(options_.address));
-    options->group_name = std::string(name);
-    for (const std::int64_t member : members.to_vector())
-      options->global_ranks_in_group.push_back(static_cast<std::uint64_t>(member));
-    std::shared_ptr<Link> link;
+    std::shared_ptr<C10dLink> link;
     try {
-      link = std::make_shared<Link>(c10::make_intrusive<ProcessGroupGloo>(
-          c10::make_intrusive<c10d::PrefixStore>("pairs", store->c10d_store()),
-          static_cast<int>(*me), static_cast<int>(members.size()), options));
+      link = connector_->connect(
+          c10::make_intrusive<c10d::PrefixStore>("pairs", store->c10d_store()), members, *me, name);
+    } catch (const ConfigError&) {
+      throw;  // there is no way to connect these
     } catch (const std::exception& error) {
       throw CommError(session_->fail(not_connected(*store, members, name, error.what())));
     }
-    link->group->setTimeout(kGlooForever);
     session_->add(link);
-    return std::make_shared<GlooCommunicator>(session_, store, std::move(link), members,
+    return std::make_shared<C10dCommunicator>(session_, store, std::move(link), members,
                                               std::string(name));
   }
 
@@ -562,28 +542,21 @@ class GlooTransport final : public Transport {
     const std::string who =
         missing.empty() ? "" : fmt::format("rank {} did not come: ", fmt::join(missing, ", "));
     return fmt::format("group '{}' {}: not connected within {} ms over {}: {}{}", name,
-                       members.to_string(), options_.timeout.count(), options_.address, who,
-                       first_line(cause));
+                       members.to_string(), session_->timeout().count(), connector_->over(), who,
+                       headline(cause));
   }
 
-  const std::shared_ptr<GlooSession> session_;
-  const GlooOptions options_;
+  const std::shared_ptr<C10dSession> session_;
+  const std::shared_ptr<C10dConnector> connector_;
 };
 
 }  // namespace
 
-std::shared_ptr<Transport> make_gloo_transport(std::shared_ptr<C10dStore> store, std::int64_t rank,
-                                               std::int64_t size, const GlooOptions& options) {
-  return std::make_shared<GlooTransport>(std::move(store), rank, size, options);
-}
-
-std::vector<std::shared_ptr<Transport>> make_gloo_transports_for_threads(
-    std::int64_t size, const GlooOptions& options) {
-  const auto store = make_thread_store();
-  std::vector<std::shared_ptr<Transport>> transports;
-  for (std::int64_t rank = 0; rank < size; ++rank)
-    transports.push_back(make_gloo_transport(store, rank, size, options));
-  return transports;
+std::shared_ptr<Transport> make_c10d_transport(std::shared_ptr<C10dStore> store, std::int64_t rank,
+                                               std::int64_t size, milliseconds timeout,
+                                               std::shared_ptr<C10dConnector> connector) {
+  return std::make_shared<C10dTransport>(std::move(store), rank, size, timeout,
+                                         std::move(connector));
 }
 
 }  // namespace espalier::detail

@@ -122,6 +122,9 @@ std::string why_no_reach(std::int64_t rank, const std::vector<Participant>& part
     if (one.machine != self.machine)
       return fmt::format("rank {} is on {} and rank {} on {}", rank, self.host, other, one.host);
     DIR* const folder = opendir(fmt::format("/proc/{}/fd", one.pid).c_str());
+    if (folder == nullptr && (errno == EMFILE || errno == ENFILE))
+      throw CommError(fmt::format("world: rank {} ({}) cannot look for the other ranks: {}; raise the limit (ulimit -n)", rank,
+                                  self.to_string(), std::strerror(errno)));
     if (folder == nullptr)
       return fmt::format("rank {} may not open /proc/{}/fd of rank {} ({})", rank, one.pid, other,
                          std::strerror(errno));
@@ -181,6 +184,25 @@ std::optional<int> copy_of_inherited(const RankEnvironment& environment) {
       copy >= 0, "world: {}={} is no open descriptor: {}; leave it to espalier run to set it",
       environment.store_descriptor->variable, inherited, std::strerror(errno));
   return copy;
+}
+
+// Whoever runs out of descriptors amid a meeting may take the others for unreachable, or is ended by LibTorch's store.
+void check_descriptors(std::int64_t rank, std::int64_t size, bool serves) {
+  const std::int64_t needed = 16 + (serves ? size : 0);  // all ranks connect to the store
+  std::vector<int> opened;
+  const int any = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (any >= 0) opened.push_back(any);
+  while (!opened.empty() && static_cast<std::int64_t>(opened.size()) < needed) {
+    const int copy = fcntl(any, F_DUPFD_CLOEXEC, 0);
+    if (copy < 0) break;
+    opened.push_back(copy);
+  }
+  const int reason = errno;
+  for (const int descriptor : opened) close(descriptor);
+  ESPALIER_CHECK_CONFIG(static_cast<std::int64_t>(opened.size()) == needed,
+                        "world: rank {} of {} can open {} more files ({}), but joining takes up to {}; raise the limit (ulimit "
+                        "-n)",
+                        rank, size, opened.size(), std::strerror(reason), needed);
 }
 
 // The address from which packets to `host` leave; empty if it is unknown. Nothing is sent.
@@ -360,9 +382,10 @@ Roster gather(const std::shared_ptr<C10dStore>& store, std::int64_t rank, const 
 Roster meet(const RankEnvironment& environment, std::string_view backend, milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
   RankEnvironment place = environment;
+  const bool serves = place.rank.value == 0 && !place.agent_serves_store;
+  check_descriptors(place.rank.value, place.world_size.value, serves);
   std::optional<int> listener;
   if (!place.master_address) listener = find_address(place, timeout);
-  const bool serves = place.rank.value == 0 && !place.agent_serves_store;
   const std::string address =
       fmt::format("{}:{}", place.master_address->value, place.master_port->value);
   const std::string prefix = "espalier/" + (place.job ? place.job->value : "");

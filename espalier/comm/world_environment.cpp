@@ -2,7 +2,9 @@
 // World::from_environment: who am I (plan/launch/environment), who else is there (rendezvous), and
 // what to talk over.
 #include <algorithm>
+#include <future>
 #include <map>
+#include <thread>
 #include <vector>
 
 #include "espalier/base/check.hpp"
@@ -72,6 +74,28 @@ World make_mpi_world(detail::Place place, const RankEnvironment& found, const Wo
   return detail::make_world(std::move(place), std::move(joined.transport), options);
 }
 
+// Some requests to LibTorch's store wait for their answer without a deadline. Where the process that serves it stands still,
+// the thread that joins is left behind with them.
+World join_within_deadline(const detail::Place& place, const RankEnvironment& found, std::optional<Backend> requested,
+                           const WorldOptions& options) {
+  constexpr std::chrono::seconds kLonger{5};  // than the deadlines within, whose texts say more
+  std::packaged_task<World()> task([=] {
+    const detail::Roster roster = detail::meet(found, requested ? to_string(*requested) : "", options.timeout);
+    return detail::make_world_of(roster, place, requested, options);
+  });
+  std::future<World> world = task.get_future();
+  std::thread thread(std::move(task));
+  if (world.wait_for(options.timeout + kLonger) == std::future_status::ready) {
+    thread.join();
+    return world.get();
+  }
+  thread.detach();
+  throw CommError(fmt::format("world: rank {} of {} did not join within {} ms: the store is reached but does not answer; look at "
+                              "the process that serves it, {}",
+                              place.rank, place.size, (options.timeout + kLonger) / std::chrono::milliseconds(1),
+                              found.agent_serves_store ? "torchrun's agent" : "rank 0"));
+}
+
 }  // namespace
 
 World World::from_environment(const WorldOptions& options) {
@@ -94,10 +118,7 @@ World World::from_environment(const WorldOptions& options) {
   if (requested == Backend::mpi || (!requested && detail::has_mpi() && mpi_spans_hosts(found))) {
     return make_mpi_world(std::move(place), found, options);
   }
-
-  const detail::Roster roster =
-      detail::meet(found, requested ? to_string(*requested) : "", options.timeout);
-  return detail::make_world_of(roster, std::move(place), requested, options);
+  return join_within_deadline(place, found, requested, options);
 }
 
 namespace detail {

@@ -9,19 +9,14 @@
 //   c10d           as the process group's backend; what is between gives no more than over gloo
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <sstream>
 #include <thread>
 
@@ -36,6 +31,7 @@
 #include "tests/comm/conformance.hpp"
 #include "tests/comm/file_store.hpp"
 #include "tests/comm/processes.hpp"
+#include "tests/support/own_resources.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -228,30 +224,6 @@ void reduce_until_killed(World& world, testing_support::FileStore& store) {
   }
 }
 
-// What this process holds: the targets of its descriptors and its mappings of a world's shared memory. (The memory has no
-// name, so it ends with the last mapping.)
-std::multiset<std::string> own_resources() {
-  std::multiset<std::string> held;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code gone;  // the descriptor of this very loop
-    const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
-    if (!gone && target.find("/proc/") != 0) held.insert(target);
-  }
-  std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);) {
-    if (line.find("memfd:espalier") != std::string::npos) held.insert("mapping of memfd:espalier");
-  }
-  return held;
-}
-
-// Held now and not before, separated by semicolons.
-std::string newly_held(const std::multiset<std::string>& before) {
-  const std::multiset<std::string> now = own_resources();
-  std::vector<std::string> more;
-  std::ranges::set_difference(now, before, std::back_inserter(more));
-  return fmt::format("{}", fmt::join(more, "; "));
-}
-
 TEST(HostProcesses, AllSurvivorsNameARankThatIsKilledAndNothingIsLeft) {
   auto outcome = testing_support::run_processes("ReduceUntilKilled", 4, milliseconds(90'000));
   testing_support::FileStore store(outcome.shared->path());
@@ -362,13 +334,13 @@ int run_rank(const testing_support::RankProcess& process) {
   };
   try {
     if (process.body == "ReduceUntilKilled") {
-      const auto before = own_resources();
+      const auto before = testing_support::own_resources();
       {
         World all = world({}, {});
         reduce_until_killed(all, store);
-        std::cout << "held: " << newly_held(before) << "\n";
+        std::cout << "held: " << testing_support::newly_held(before) << "\n";
       }
-      std::cout << "left: " << newly_held(before) << "\n";
+      std::cout << "left: " << testing_support::newly_held(before) << "\n";
       return 0;
     }
     if (process.body == "SameRankTwice") {  // ranks 0, 1, 2 and 1 again; rank 2 joins after the second has been refused

@@ -263,7 +263,9 @@ void Endpoint::wait(Task& task, Clock::time_point deadline) {
   struct Waiting {
     Endpoint& endpoint;
     const Clock::time_point since = Clock::now();
+    bool shown = false;  // in waits_for
     ~Waiting() {
+      if (shown) endpoint.mine_.waits_for.store(0, std::memory_order_relaxed);
       endpoint.waited_ns_.fetch_add((Clock::now() - since) / std::chrono::nanoseconds(1), std::memory_order_relaxed);
     }
   } waiting{*this};
@@ -281,6 +283,8 @@ void Endpoint::wait(Task& task, Clock::time_point deadline) {
       if (now >= next_check_) {
         check_peers(task);
         if (task.finished) return;
+        show_awaited(task);
+        waiting.shown = true;
       }
       if (now >= deadline) fail_deadline(task, now - waiting.since);
     }
@@ -331,6 +335,11 @@ void Endpoint::abort(std::string_view reason) {
   if (failure_) return;
   failure_ = reason;
   publish_failure(reason);
+}
+
+std::int64_t Endpoint::num_unexpected_messages() {
+  const std::lock_guard lock(mutex_);
+  return static_cast<std::int64_t>(messages_.size() - free_messages_.size());
 }
 
 // ---- progress ----
@@ -702,13 +711,26 @@ void Endpoint::check_left(Task& task) {
   }
 }
 
+void Endpoint::show_awaited(const Task& task) {
+  const std::vector<std::int32_t> members = task.awaited();
+  const std::int32_t first = members.empty() ? -1 : task.space.members[static_cast<std::size_t>(members.front())];
+  mine_.waits_for.store(static_cast<std::uint32_t>(first + 1), std::memory_order_relaxed);
+}
+
+// Who is awaited, and whom these wait for in turn: the last of them is the one to look at.
 std::string Endpoint::describe_awaited(const Task& task) const {
+  std::vector<std::int64_t> ranks;
+  for (const std::int32_t member : task.awaited()) ranks.push_back(task.space.members[static_cast<std::size_t>(member)]);
   std::vector<std::string> awaited;
-  for (const std::int32_t member : task.awaited()) {
-    const std::int64_t rank = task.space.members[static_cast<std::size_t>(member)];
-    awaited.push_back(fmt::format("{}: {}", describe_rank(rank), describe_last_call(rank)));
+  std::vector<std::string> in_turn;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    awaited.push_back(fmt::format("{}: {}", describe_rank(ranks[i]), describe_last_call(ranks[i])));
+    const std::int64_t next = static_cast<std::int64_t>(segment_->slot(ranks[i]).waits_for.load(std::memory_order_relaxed)) - 1;
+    if (next < 0) continue;
+    in_turn.push_back(fmt::format("rank {} waits for rank {}", ranks[i], next));
+    if (next != rank_ && std::ranges::find(ranks, next) == ranks.end()) ranks.push_back(next);
   }
-  return fmt::format("{}", fmt::join(awaited, "; "));
+  return fmt::format("{}{}{}", fmt::join(awaited, "; "), in_turn.empty() ? "" : "; in turn ", fmt::join(in_turn, ", "));
 }
 
 void Endpoint::fail_deadline(Task& task, std::chrono::nanoseconds waited) {

@@ -68,6 +68,8 @@ class Endpoint {
   double wait_seconds() const { return static_cast<double>(waited_ns_.load(std::memory_order_relaxed)) * 1e-9; }
   std::int64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
   std::int64_t rank() const { return rank_; }
+  // Messages taken from the rings that no operation has used up: those of operations not posted here yet.
+  std::int64_t num_unexpected_messages();
 
   // ---- for tasks, under the mutex ----
 
@@ -115,6 +117,7 @@ class Endpoint {
   bool has_left(const Task& task, std::int64_t rank) const;
   std::vector<std::int32_t> gone(const Task& task) const;
   void check_left(Task& task);
+  void show_awaited(const Task& task);
   void note_death(std::int64_t rank);
   [[noreturn]] void fail_deadline(Task& task, std::chrono::nanoseconds waited);
   void publish_failure(std::string_view text);

@@ -179,6 +179,7 @@ class HostTransport final : public Transport {
   void close() override { endpoint_->close(); }
   double wait_seconds() const override { return endpoint_->wait_seconds(); }
   std::int64_t bytes_sent() const override { return endpoint_->bytes_sent(); }
+  std::int64_t num_unexpected_messages() const { return endpoint_->num_unexpected_messages(); }
 
  private:
   const std::shared_ptr<Endpoint> endpoint_;
@@ -207,6 +208,10 @@ std::vector<std::shared_ptr<Transport>> make_host_transports_for_threads(std::in
     transports.push_back(host::make_transport(segment, rank, true, options));
   }
   return transports;
+}
+
+std::int64_t num_unexpected_messages(const Transport& transport) {
+  return dynamic_cast<const host::HostTransport&>(transport).num_unexpected_messages();
 }
 
 }  // namespace espalier::detail

@@ -29,4 +29,7 @@ std::shared_ptr<Transport> make_host_transport(Store& store, std::int64_t rank, 
 std::vector<std::shared_ptr<Transport>> make_host_transports_for_threads(std::int64_t size,
                                                                          const HostOptions& options = {});
 
+// How many messages this rank keeps that came before the operations they are for. For tests.
+std::int64_t num_unexpected_messages(const Transport& transport);
+
 }  // namespace espalier::detail

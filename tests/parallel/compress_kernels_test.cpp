@@ -36,32 +36,20 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 
 std::size_t num_bytes(std::int64_t count) { return static_cast<std::size_t>((count + 7) / 8); }
 
-TYPED_TEST(CompressKernelsTest, SumSquaresLikeTheReferenceBitByBit) {
-  const auto reference = compress_kernels<TypeParam>(KernelKind::reference);
-  for (const KernelKind kind : {KernelKind::portable, KernelKind::fastest}) {
-    const auto kernels = compress_kernels<TypeParam>(kind);
-    for (const std::int64_t count : kCounts) {
-      const auto values = numbers<TypeParam>(count, 1), errors = numbers<TypeParam>(count, 2);
-      EXPECT_EQ(kernels.sum_of_squares(values.data(), errors.data(), count), reference.sum_of_squares(values.data(), errors.data(), count))
-          << count;
-    }
-  }
-}
-
 TYPED_TEST(CompressKernelsTest, CompressLikeTheReferenceBitByBit) {
   const auto reference = compress_kernels<TypeParam>(KernelKind::reference);
   for (const KernelKind kind : {KernelKind::portable, KernelKind::fastest}) {
     const auto kernels = compress_kernels<TypeParam>(kind);
     for (const std::int64_t count : kCounts) {
       const auto values = numbers<TypeParam>(count, 3);
-      auto errors = numbers<TypeParam>(count, 4), expected_errors = errors;
+      auto elements = numbers<TypeParam>(count, 4), expected_elements = elements;
       std::vector<std::uint8_t> bits(num_bytes(count) + 1, 0x5a), expected_bits = bits;  // one byte more: it must stay
       const auto scale = static_cast<TypeParam>(0.7);
-      kernels.compress(values.data(), errors.data(), scale, bits.data(), count);
-      reference.compress(values.data(), expected_errors.data(), scale, expected_bits.data(), count);
+      const double squares = kernels.compress(values.data(), elements.data(), scale, bits.data(), count);
+      EXPECT_EQ(squares, reference.compress(values.data(), expected_elements.data(), scale, expected_bits.data(), count)) << count;
       EXPECT_EQ(bits, expected_bits) << count;
       EXPECT_EQ(bits.back(), 0x5a) << count;
-      EXPECT_TRUE(same_bits(errors, expected_errors)) << count;
+      EXPECT_TRUE(same_bits(elements, expected_elements)) << count;
     }
   }
 }
@@ -93,11 +81,16 @@ TYPED_TEST(CompressKernelsTest, ExpandLikeTheReferenceBitByBit) {
 TYPED_TEST(CompressKernelsTest, PutTheFirstElementInTheHighestBitAndCountZeroAsPositive) {
   const std::vector<TypeParam> values{1, -2, TypeParam{0}, -TypeParam{0}, -3, 4, -5, -6, -7, 8};
   for (const KernelKind kind : {KernelKind::reference, KernelKind::portable, KernelKind::fastest}) {
-    std::vector<TypeParam> errors(values.size(), TypeParam{0});
+    std::vector<TypeParam> elements(values.size(), TypeParam{0});
     std::vector<std::uint8_t> bits(2);
-    compress_kernels<TypeParam>(kind).compress(values.data(), errors.data(), TypeParam{2}, bits.data(), 10);
+    const auto kernels = compress_kernels<TypeParam>(kind);
+    EXPECT_EQ(kernels.compress(values.data(), elements.data(), TypeParam{0}, bits.data(), 10), 1 + 4 + 9 + 16 + 25 + 36 + 49 + 64);
     EXPECT_EQ(bits, (std::vector<std::uint8_t>{0b10110100, 0b01111111}));
-    EXPECT_EQ(errors, (std::vector<TypeParam>{-1, 0, -2, -2, -1, 2, -3, -4, -5, 6}));
+    EXPECT_EQ(elements, values);
+    // What a scale of 2 missed of them: -1, 0, -2, -2, -1, 2, -3, -4, -5, 6.
+    kernels.compress(std::vector<TypeParam>(values.size(), TypeParam{1}).data(), elements.data(), TypeParam{2}, bits.data(), 10);
+    EXPECT_EQ(elements, (std::vector<TypeParam>{0, 1, -1, -1, 0, 3, -2, -3, -4, 7}));
+    EXPECT_EQ(bits, (std::vector<std::uint8_t>{0b11001100, 0b01111111}));
   }
 }
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory is passed over in blocks that stay in the first-level cache, once for the norm and once for bits and errors; a mean
-// is never stored, it is expanded from the bits again in both passes. Errors change only after all scales are known to be
-// finite everywhere.
+// Memory is passed over once, in blocks that stay in the first-level cache; a mean is never stored, it is expanded from the
+// bits block by block.
 #include "espalier/parallel/compress/compressed_all_reduce.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -59,37 +60,18 @@ struct MeanOfBits final : Source<T> {
   std::vector<T> scales;  // divided by their number
 };
 
+// elements <- source + what `last_scale` missed of them; bits <- their signs, those beyond `count` 1. Returns their scale.
 template <class T>
-T scale_of(const CompressKernels<T>& kernels, const Source<T>& source, const T* errors, std::int64_t count) {
-  alignas(64) T room[kBlock];
-  double sum = 0.0;
-  for (std::int64_t begin = 0; begin < count; begin += kBlock) {
-    const std::int64_t n = std::min(kBlock, count - begin);
-    sum += kernels.sum_of_squares(source.block(begin, n, room), errors + begin, n);
-  }
-  return count == 0 ? T{0} : static_cast<T>(std::sqrt(sum) / std::sqrt(static_cast<double>(count)));
-}
-
-// Bits beyond `count` are 1.
-template <class T>
-void compress(const CompressKernels<T>& kernels, const Source<T>& source, T* errors, T scale, at::Tensor& bits, std::int64_t count) {
+T compress(const CompressKernels<T>& kernels, const Source<T>& source, T* elements, double last_scale, at::Tensor& bits, std::int64_t count) {
   alignas(64) T room[kBlock];
   std::uint8_t* out = bits.mutable_data_ptr<std::uint8_t>();
   std::fill(out + count / kBitsPerByte, out + bits.numel(), std::uint8_t{0xff});
+  double sum = 0.0;
   for (std::int64_t begin = 0; begin < count; begin += kBlock) {
     const std::int64_t n = std::min(kBlock, count - begin);
-    kernels.compress(source.block(begin, n, room), errors + begin, scale, out + begin / kBitsPerByte, n);
+    sum += kernels.compress(source.block(begin, n, room), elements + begin, static_cast<T>(last_scale), out + begin / kBitsPerByte, n);
   }
-}
-
-// "" if all are finite.
-template <class T>
-std::string not_finite(const std::vector<T>& scales, double largest) {
-  std::string text;
-  for (std::size_t rank = 0; rank < scales.size(); ++rank) {
-    if (!(static_cast<double>(scales[rank]) <= largest)) text += fmt::format("{}rank {} has {}", text.empty() ? "" : ", ", rank, scales[rank]);
-  }
-  return text;
+  return count == 0 ? T{0} : static_cast<T>(std::sqrt(sum) / std::sqrt(static_cast<double>(count)));
 }
 
 double largest_of(at::ScalarType dtype) {
@@ -117,16 +99,61 @@ CompressedAllReduce::CompressedAllReduce(const Group& group, std::int64_t num_el
   agree(group, "compressed all-reduce",
         std::vector<std::string>{fmt::format("{} elements of {} padded to {}, padding {} the scale", num_elems, c10::toString(dtype), padded_,
                                              padding_in_scale_ ? "in" : "out of")});
-  const std::int64_t chunk_bytes = padded_ / size / kBitsPerByte;
+  const std::int64_t chunk = padded_ / size, chunk_bytes = chunk / kBitsPerByte;
   const at::ScalarType state = dtype == at::kDouble ? at::kDouble : at::kFloat;
   const auto scale_bytes = static_cast<std::int64_t>(c10::elementSize(state));
-  worker_error_ = at::zeros({padded_}, state);
-  server_error_ = at::zeros({padded_ / size}, state);
+  const std::int64_t counted = padding_in_scale_ ? padded_ : num_elems_;
+  worker_ = {.elements = at::zeros({padded_}, state), .counted = counted};
+  server_ = {.elements = at::zeros({chunk}, state), .counted = std::clamp<std::int64_t>(counted - group.rank() * chunk, 0, chunk)};
   received_bits_ = at::empty({size, chunk_bytes}, at::kByte);
   packet_ = at::empty({scale_bytes + chunk_bytes}, at::kByte);
   packets_ = at::empty({size, scale_bytes + chunk_bytes}, at::kByte);
   message_.worker_bits = at::empty({size * chunk_bytes}, at::kByte);
   message_.server_bits = packet_.narrow(0, scale_bytes, chunk_bytes);
+}
+
+at::Tensor CompressedAllReduce::Compressed::error() const {
+  at::Tensor error = elements.clone();
+  at::Tensor part = error.narrow(0, 0, counted);
+  const at::Tensor sent = at::full({}, scale, elements.options());
+  part.sub_(at::where(part.ge(0), sent, -sent));
+  return error;
+}
+
+void CompressedAllReduce::Compressed::set_error(const at::Tensor& error) {
+  elements.narrow(0, 0, counted).copy_(error.narrow(0, 0, counted));
+  scale = 0.0;
+}
+
+void CompressedAllReduce::Compressed::forget() {
+  elements.zero_();
+  scale = 0.0;
+}
+
+void CompressedAllReduce::set_errors(const at::Tensor& worker, const at::Tensor& server) {
+  const auto check = [&](const char* which, const at::Tensor& error, const Compressed& mine) {
+    ESPALIER_CHECK_CONFIG(error.sizes() == mine.elements.sizes() && error.scalar_type() == mine.elements.scalar_type(),
+                          "compressed all-reduce on group '{}': a {} error [{}] of {}; expected [{}] of {}", group_.name(), which,
+                          fmt::join(error.sizes(), ","), c10::toString(error.scalar_type()), mine.elements.numel(),
+                          c10::toString(mine.elements.scalar_type()));
+  };
+  check("worker", worker, worker_);
+  check("server", server, server_);
+  const at::NoGradGuard no_grad;
+  worker_.set_error(worker);
+  server_.set_error(server);
+}
+
+void CompressedAllReduce::check_scales(std::span<const double> scales, double largest, std::string_view what) {
+  std::vector<std::string> bad;
+  for (std::size_t rank = 0; rank < scales.size(); ++rank) {
+    if (!(scales[rank] <= largest)) bad.push_back(fmt::format("rank {} has {}", rank, scales[rank]));
+  }
+  if (bad.empty()) return;
+  worker_.forget();
+  server_.forget();
+  throw ConfigError(fmt::format("compressed all-reduce on group '{}': {}, but {}; all errors were set to zero; skip this step", group_.name(),
+                                what, fmt::join(bad, ", ")));
 }
 
 void CompressedAllReduce::mean_(at::Tensor& tensor) {
@@ -140,27 +167,21 @@ void CompressedAllReduce::mean_(at::Tensor& tensor) {
 
 template <class T>
 void CompressedAllReduce::mean_of(at::Tensor& tensor) {
-  const std::int64_t size = group_.size(), rank = group_.rank(), chunk = padded_ / size;
-  const std::int64_t counted = padding_in_scale_ ? padded_ : num_elems_;
-  const std::int64_t counted_of_chunk = std::clamp<std::int64_t>(counted - rank * chunk, 0, chunk);
+  const std::int64_t size = group_.size(), chunk = padded_ / size;
   const auto kernels = detail::compress_kernels<T>(detail::KernelKind::fastest);
-  at::Tensor flat = tensor.detach().reshape({-1}).to(worker_error_.scalar_type()).contiguous();
-  if (counted > num_elems_) flat = at::constant_pad_nd(flat, {0, padded_ - num_elems_});
+  const at::TensorOptions state = worker_.elements.options();
+  at::Tensor flat = tensor.detach().reshape({-1}).to(state.dtype()).contiguous();
+  if (worker_.counted > num_elems_) flat = at::constant_pad_nd(flat, {0, padded_ - num_elems_});
 
   const Values<T> values(flat.const_data_ptr<T>());
-  T* worker_error = worker_error_.mutable_data_ptr<T>();
-  const T worker_scale = scale_of<T>(kernels, values, worker_error, counted);
-  std::vector<T> scales(static_cast<std::size_t>(size));
-  at::Tensor all_scales = at::empty({size}, worker_error_.options());
-  all_gather_into(all_scales, at::empty({1}, worker_error_.options()).fill_(worker_scale), group_).wait();
-  std::copy_n(all_scales.const_data_ptr<T>(), size, scales.begin());
+  const T worker_scale =
+      compress<T>(kernels, values, worker_.elements.mutable_data_ptr<T>(), worker_.scale, message_.worker_bits, worker_.counted);
+  worker_.scale = message_.worker_scale = worker_scale;
+  at::Tensor all_scales = at::empty({size}, state);
+  all_gather_into(all_scales, at::full({1}, worker_scale, state), group_).wait();
   bytes_sent_ += (size - 1) * static_cast<std::int64_t>(sizeof(T));
-  const std::string worker_trouble = not_finite(scales, std::numeric_limits<T>::max());
-  ESPALIER_CHECK_CONFIG(worker_trouble.empty(),
-                        "compressed all-reduce on group '{}': scales must be finite, but {}; nothing was changed; skip this step", group_.name(),
-                        worker_trouble);
-  compress<T>(kernels, values, worker_error, worker_scale, message_.worker_bits, counted);
-  message_.worker_scale = worker_scale;
+  const T* const worker_scales = all_scales.const_data_ptr<T>();
+  check_scales(std::vector<double>(worker_scales, worker_scales + size), std::numeric_limits<T>::max(), "scales must be finite");
   all_to_all_into(received_bits_, message_.worker_bits, group_).wait();
   bytes_sent_ += (size - 1) * chunk / kBitsPerByte;
 
@@ -168,32 +189,25 @@ void CompressedAllReduce::mean_of(at::Tensor& tensor) {
   mean.kernels = kernels;
   for (std::int64_t member = 0; member < size; ++member) {
     mean.bits.push_back(received_bits_.const_data_ptr<std::uint8_t>() + member * (chunk / kBitsPerByte));
-    mean.scales.push_back(scales[static_cast<std::size_t>(member)] / static_cast<T>(size));
+    mean.scales.push_back(worker_scales[member] / static_cast<T>(size));
   }
-  T* server_error = server_error_.mutable_data_ptr<T>();
-  const T server_scale = scale_of<T>(kernels, mean, server_error, counted_of_chunk);
-  compress<T>(kernels, mean, server_error, server_scale, message_.server_bits, counted_of_chunk);
-  message_.server_scale = server_scale;
+  const T server_scale =
+      compress<T>(kernels, mean, server_.elements.mutable_data_ptr<T>(), server_.scale, message_.server_bits, server_.counted);
+  server_.scale = message_.server_scale = server_scale;
   std::memcpy(packet_.mutable_data_ptr<std::uint8_t>(), &server_scale, sizeof(T));
   all_gather_into(packets_, packet_, group_).wait();
   bytes_sent_ += (size - 1) * packet_.numel();
 
   const std::uint8_t* packets = packets_.const_data_ptr<std::uint8_t>();
+  std::vector<T> scales(static_cast<std::size_t>(size));
   for (std::int64_t member = 0; member < size; ++member) {
     std::memcpy(&scales[static_cast<std::size_t>(member)], packets + member * packet_.numel(), sizeof(T));
   }
-  const std::string server_trouble = not_finite(scales, largest_of(dtype_));
-  if (!server_trouble.empty()) {
-    worker_error_.zero_();
-    server_error_.zero_();
-  }
-  ESPALIER_CHECK_CONFIG(server_trouble.empty(),
-                        "compressed all-reduce on group '{}': scales of the mean must be finite in {}, but {}; all errors were set to zero; "
-                        "skip this step",
-                        group_.name(), c10::toString(dtype_), server_trouble);
+  check_scales(std::vector<double>(scales.begin(), scales.end()), largest_of(dtype_),
+               fmt::format("scales of the mean must be finite in {}", c10::toString(dtype_)));
   // The tensor itself where it can be written directly.
-  const bool direct = tensor.is_contiguous() && tensor.scalar_type() == worker_error_.scalar_type();
-  at::Tensor result = direct ? tensor.detach() : at::empty(tensor.sizes(), worker_error_.options());
+  const bool direct = tensor.is_contiguous() && tensor.scalar_type() == state.dtype();
+  at::Tensor result = direct ? tensor.detach() : at::empty(tensor.sizes(), state);
   T* out = result.mutable_data_ptr<T>();
   for (std::int64_t member = 0; member * chunk < num_elems_; ++member) {
     const std::vector<const std::uint8_t*> bits{packets + member * packet_.numel() + sizeof(T)};

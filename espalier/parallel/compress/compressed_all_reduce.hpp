@@ -7,6 +7,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
+#include <string_view>
 
 #include "espalier/comm/group.hpp"
 #include "espalier/parallel/compress/compression_errors.hpp"
@@ -38,14 +40,15 @@ class CompressedAllReduce {
 
   // tensor (any shape, num_elems elements) <- its compressed mean over the group, the same bits on every member. All members
   // must call; blocks. Three steps: all-gather of scales, all-to-all of bits, all-gather of the chunks' bits and scales.
-  // If tensor + worker error of any member is not finite, every member throws the same ConfigError, and tensor and errors
-  // stay as they were. If a chunk of the mean is not finite or too large for the dtype, every member throws the same too;
-  // the tensor stays as it was and all errors are set to zero.
+  // If tensor + worker error of any member is not finite, or a chunk of the mean is not or is too large for the dtype, every
+  // member throws the same ConfigError; the tensor stays as it was, and all errors are set to zero.
   void mean_(at::Tensor& tensor);
 
-  // The state: [padded] and [padded / size]. Copy into them to restore it.
-  const at::Tensor& worker_error() const { return worker_error_; }
-  const at::Tensor& server_error() const { return server_error_; }
+  // The state, formed anew: [padded] and [padded / size].
+  at::Tensor worker_error() const { return worker_.error(); }
+  at::Tensor server_error() const { return server_.error(); }
+  // Goes on from this state, bit for bit.
+  void set_errors(const at::Tensor& worker, const at::Tensor& server);
 
   const CompressedMessage& last_message() const { return message_; }
   std::int64_t num_elems() const { return num_elems_; }
@@ -55,15 +58,28 @@ class CompressedAllReduce {
   std::int64_t bytes_sent() const { return bytes_sent_; }
 
  private:
+  // What was compressed last, and the scale it travelled with: together the error (see kernels.hpp).
+  struct Compressed {
+    at::Tensor elements;
+    std::int64_t counted = 0;  // elements that take part; the others are zero
+    double scale = 0.0;
+
+    at::Tensor error() const;
+    void set_error(const at::Tensor& error);
+    void forget();
+  };
+
   template <class T>
   void mean_of(at::Tensor& tensor);
+  // Every member's ConfigError, if some member's scale is not finite or above `largest`.
+  void check_scales(std::span<const double> scales, double largest, std::string_view what);
 
   Group group_;
   std::int64_t num_elems_;
   at::ScalarType dtype_;
   bool padding_in_scale_;
   std::int64_t padded_;
-  at::Tensor worker_error_, server_error_;
+  Compressed worker_, server_;
   at::Tensor received_bits_;  // [size, padded / 8 / size]: everybody's bits of my chunk
   at::Tensor packet_;         // my server scale, then my server bits
   at::Tensor packets_;        // everybody's

@@ -10,13 +10,13 @@ namespace espalier::detail {
 
 inline constexpr std::int64_t kBitsPerByte = 8;
 
-// T is float or double. Elements are values[i] + errors[i], rounded to T.
+// T is float or double. What +scale or -scale misses of an element is its *error*, element - (element >= 0 ? scale : -scale).
+// It is not stored: the element is, and its error is formed when it is read next, so that memory is passed over once.
 template <class T>
 struct CompressKernels {
-  // The sum of their squares in float64: 16 interleaved sums, added in order at the end.
-  double (*sum_of_squares)(const T* values, const T* errors, std::int64_t count);
-  // bits <- their signs; errors <- what (+scale or -scale) misses of each. Unused bits of the last byte are 1.
-  void (*compress)(const T* values, T* errors, T scale, std::uint8_t* bits, std::int64_t count);
+  // elements[i] <- values[i] + the error of elements[i] under `scale`; bits <- their signs, unused ones of the last byte 1.
+  // Returns the sum of their squares in float64: 16 interleaved sums, added in order at the end.
+  double (*compress)(const T* values, T* elements, T scale, std::uint8_t* bits, std::int64_t count);
   // values <- the sum over sources of +scale or -scale, in their order; at least one source.
   void (*expand_sum)(std::span<const std::uint8_t* const> bits, std::span<const T> scales, T* values, std::int64_t count);
 };

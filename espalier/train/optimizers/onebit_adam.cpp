@@ -4,6 +4,7 @@
 #include "espalier/train/optimizers/onebit_adam.hpp"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
@@ -126,7 +127,7 @@ class OnebitAdam final : public Optimizer {
     } else if (num_steps_ > options_.freeze_step && replicas_.size() > 1) {
       std::vector<at::Tensor> worker, server;
       for (const Section& section : one.sections) {
-        const at::Tensor& mine = section.mean->server_error();
+        const at::Tensor mine = section.mean->server_error();
         at::Tensor whole = at::empty({section.mean->padded_elems()}, mine.options());
         all_gather_into(whole, mine, replicas_).wait();
         worker.push_back(section.mean->worker_error().narrow(0, 0, section.num_elems));
@@ -161,12 +162,10 @@ class OnebitAdam final : public Optimizer {
       one.pending = worker->tensor + server->tensor;
       return;
     }
-    for (const Section& section : one.sections) {
-      section.mean->worker_error().narrow(0, 0, section.num_elems).copy_(section.of(worker->tensor));
-      const std::int64_t chunk = section.mean->server_error().numel();
-      const std::int64_t begin = std::min(replicas_.rank() * chunk, section.num_elems);
-      const std::int64_t count = std::min(chunk, section.num_elems - begin);
-      section.mean->server_error().narrow(0, 0, count).copy_(section.of(server->tensor).narrow(0, begin, count));
+    for (Section& section : one.sections) {
+      const std::int64_t padded = section.mean->padded_elems(), chunk = padded / replicas_.size();
+      const auto padded_part = [&](const at::Tensor& flat) { return at::constant_pad_nd(section.of(flat), {0, padded - section.num_elems}); };
+      section.mean->set_errors(padded_part(worker->tensor), padded_part(server->tensor).narrow(0, replicas_.rank() * chunk, chunk));
     }
   }
 

@@ -3,14 +3,19 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstdlib>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "espalier/base/error.hpp"
 #include "espalier/comm/run_ranks.hpp"
 #include "espalier/parallel/compress/compressed_all_reduce.hpp"
 #include "tests/oracle/check.hpp"
 #include "tests/support/oracle_tensors.hpp"
+#include "tests/support/program.hpp"
 
 namespace espalier {
 namespace {
@@ -46,11 +51,15 @@ Json one_rank(World& world, const Json& in) {
   return rounds;
 }
 
-Json all_ranks(const Json& record, Backend backend) {
-  const Json& in = record["in"];
+std::vector<Json> by_rank(const Json& in, Backend backend) {
   std::vector<Json> ranks(in["ranks"].get<std::size_t>());
   run_ranks(in["ranks"], [&](World& world) { ranks[static_cast<std::size_t>(world.rank())] = one_rank(world, in); },
             {.backend = backend, .timeout = std::chrono::milliseconds(20'000)});
+  return ranks;
+}
+
+Json all_ranks(const Json& record, Backend backend) {
+  const std::vector<Json> ranks = by_rank(record["in"], backend);
   Json rounds = Json::array();
   for (std::size_t round = 0; round < ranks[0].size(); ++round) {
     Json joined;
@@ -74,9 +83,13 @@ Json lengths(const Json& record) {
           {"smallest_legal", compressed_length(length, ranks)}};
 }
 
-void check_every_record(Backend backend) {
+Json all_records() {
   std::ifstream file(ESPALIER_TEST_DATA "/oracles/compressed_allreduce.json");
-  const Json data = Json::parse(file);
+  return Json::parse(file);
+}
+
+void check_every_record(Backend backend) {
+  const Json data = all_records();
   const oracle::Checkers checkers{
       {"compressed_allreduce", {.answer = [backend](const Json& record) { return all_ranks(record, backend); }}},
       {"onebit_padded_length", {.answer = lengths}}};
@@ -94,6 +107,39 @@ void check_every_record(Backend backend) {
 
 TEST(CompressOracle, HoldsOverHost) { check_every_record(Backend::host); }
 TEST(CompressOracle, HoldsOverGloo) { check_every_record(Backend::gloo); }
+
+// Starts itself as the processes of worlds of 2 to 5 ranks; there each rank computes every record of that size, and must get
+// the bits of its twin among threads.
+TEST(CompressOracle, HoldsAmongProcesses) {
+  constexpr const char* kIsRank = "ESPALIER_TEST_IS_RANK";
+  if (std::getenv(kIsRank) == nullptr) {
+    for (const std::string backend : {"host", "gloo"}) {
+      for (int size = 2; size <= 5; ++size) {
+        testing_support::Program ranks({ESPALIER_TEST_BIN "/espalier", "run", "-n", std::to_string(size), "--", ESPALIER_TEST_BIN "/test_ranks",
+                                        "--gtest_filter=CompressOracle.HoldsAmongProcesses"},
+                                       {{kIsRank, "1"}, {"ESPALIER_BACKEND", backend}});
+        EXPECT_EQ(ranks.wait(std::chrono::milliseconds(120'000)), 0) << backend << ", " << size << " ranks: " << ranks.output() << ranks.error();
+      }
+    }
+    return;
+  }
+  World world = World::from_environment();
+  int records = 0;
+  const Json data = all_records();
+  for (const Json& record : data["records"]) {
+    if (record["function"] != "compressed_allreduce" || record["in"]["ranks"] != world.size()) continue;
+    ++records;
+    const Json& in = record["in"];
+    std::optional<std::string> refused;
+    try {
+      EXPECT_EQ(one_rank(world, in), by_rank(in, Backend::host)[static_cast<std::size_t>(world.rank())]) << in["length"];
+    } catch (const ConfigError& error) {
+      refused = error.what();
+    }
+    EXPECT_EQ(refused.has_value(), !record.contains("out")) << in["length"] << ": " << refused.value_or("not refused");
+  }
+  EXPECT_GT(records, 0);
+}
 
 }  // namespace
 }  // namespace espalier

@@ -37,7 +37,7 @@ at::Tensor tensor_of(const Numbers& numbers, at::ScalarType dtype = at::kDouble)
   return at::tensor(numbers, at::kDouble).to(dtype);
 }
 
-bool close(const at::Tensor& actual, const Numbers& expected, double tolerance) {
+bool is_close(const at::Tensor& actual, const Numbers& expected, double tolerance) {
   const at::Tensor other = tensor_of(expected);
   if (actual.numel() != other.numel()) return false;
   return actual.numel() == 0 || (actual.flatten().to(at::kDouble) - other).abs().max().item<double>() <= tolerance;
@@ -99,11 +99,11 @@ TEST(CompressedAllReduce, EqualsAPlainSimulationInBothModes) {
             const std::string where = std::to_string(count) + " elements, round " + std::to_string(round);
             at::Tensor tensor = tensor_of(input_of(world.rank(), round, count));
             compressed.mean_(tensor);
-            expect(close(tensor, simulation.step(round), 1e-10), "result of " + where);
-            expect(close(compressed.worker_error(), simulation.worker[static_cast<std::size_t>(world.rank())], 1e-10), "worker error of " + where);
+            expect(is_close(tensor, simulation.step(round), 1e-10), "result of " + where);
+            expect(is_close(compressed.worker_error(), simulation.worker[static_cast<std::size_t>(world.rank())], 1e-10), "worker error of " + where);
             const std::int64_t chunk = simulation.padded / size, begin = world.rank() * chunk;
             const Numbers mine(simulation.server[0].begin() + begin, simulation.server[0].begin() + begin + chunk);
-            expect(close(compressed.server_error(), mine, 1e-10), "server error of " + where);
+            expect(is_close(compressed.server_error(), mine, 1e-10), "server error of " + where);
           }
         });
       }
@@ -116,7 +116,7 @@ TEST(CompressedAllReduce, KeepsThePaddingOutOfTheScale) {
     at::Tensor tensor = at::full({9}, 2.0, at::kDouble);
     CompressedAllReduce ours(world.group(), 9, at::kDouble);
     ours.mean_(tensor);
-    expect(close(tensor, Numbers(9, 2.0), 1e-15), "nine twos are nine twos");
+    expect(is_close(tensor, Numbers(9, 2.0), 1e-15), "nine twos are nine twos");
     expect(ours.worker_error().count_nonzero().item<std::int64_t>() == 0, "nothing is missed");
     at::Tensor other = at::full({9}, 2.0, at::kDouble);
     CompressedAllReduce theirs(world.group(), 9, at::kDouble, {.padding_in_scale = true});
@@ -142,7 +142,7 @@ TEST(CompressedAllReduce, ComesToTheExactMeanOver400Rounds) {
           compressed.mean_(tensor);
           sum.add_(tensor);
         }
-        expect(close(sum.div(400), mean, padding ? 0.01401 : 0.028), "mean of 400 results");
+        expect(is_close(sum.div(400), mean, padding ? 0.01401 : 0.028), "mean of 400 results");
       });
     }
   }

@@ -85,10 +85,10 @@ class Program {
   Program& operator=(const Program&) = delete;
   ~Program() {
     if (running()) {
-      kill(pid_, SIGKILL);
+      ::kill(pid_, SIGKILL);
       waitpid(pid_, nullptr, 0);
     }
-    for (const int descriptor : {input_, output_, error_}) close(descriptor);
+    for (const int descriptor : {input_, output_, error_}) ::close(descriptor);
   }
 
   pid_t pid() const { return pid_; }

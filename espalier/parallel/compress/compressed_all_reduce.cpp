@@ -106,9 +106,9 @@ CompressedAllReduce::CompressedAllReduce(const Group& group, std::int64_t num_el
   worker_ = {.elements = at::zeros({padded_}, state), .counted = counted};
   server_ = {.elements = at::zeros({chunk}, state), .counted = std::clamp<std::int64_t>(counted - group.rank() * chunk, 0, chunk)};
   received_bits_ = at::empty({size, chunk_bytes}, at::kByte);
-  packet_ = at::empty({scale_bytes + chunk_bytes}, at::kByte);
+  packet_ = at::full({scale_bytes + chunk_bytes}, 0xff, at::kByte);
   packets_ = at::empty({size, scale_bytes + chunk_bytes}, at::kByte);
-  message_.worker_bits = at::empty({size * chunk_bytes}, at::kByte);
+  message_.worker_bits = at::full({size * chunk_bytes}, 0xff, at::kByte);
   message_.server_bits = packet_.narrow(0, scale_bytes, chunk_bytes);
 }
 

@@ -300,6 +300,9 @@ void run(const std::string& layout_text, int rounds) {
     fmt::print("{} ranks, {}: {} families; {} communicators a rank; medians of {} rounds\n\n", control.size(),
                layout.to_string(), layout.families().size(), bench.plan.communicators_of(0, control.size()).size(), rounds);
   }
+  if (rounds < 1) throw esp::ConfigError(fmt::format("bench_groups: {} rounds; expected at least 1", rounds));
+  if (bench.plan.communicators_of(control.rank(), control.size()).empty())
+    throw esp::ConfigError("bench_groups: " + layout.to_string() + " has no groups besides the world; take two axes");
   live_groups(bench, rounds);
   if (control.rank() == 0) groups_of_large_worlds();
   barrier(control.group()).wait();

@@ -146,7 +146,9 @@ World make_world_of(const Roster& roster, Place place, std::optional<Backend> re
     case Backend::c10d:
       ESPALIER_CHECK(false, "backend {} needs no roster", to_string(place.backend));
   }
-  return make_world(std::move(place), std::move(transport), options);
+  World world = make_world(std::move(place), std::move(transport), options);
+  if (world.rank() == 0) world.state().core->store = roster.store;
+  return world;
 }
 
 }  // namespace detail

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "espalier/comm/communicator.hpp"
+#include "espalier/comm/store.hpp"
 #include "espalier/comm/world.hpp"
 
 namespace espalier {
@@ -55,6 +56,7 @@ struct WorldCore {
   const Place place;
   const std::shared_ptr<Transport> transport;  // null in a world of one
   const Log log;
+  std::shared_ptr<Store> store = {};  // that rank 0 serves, as long as this world is there, to worlds that the same ranks make later
 
  private:
   std::atomic<bool> closed_ = false;

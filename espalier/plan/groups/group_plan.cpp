@@ -30,7 +30,11 @@ void GroupPlan::add(std::string_view family, const Family& sets) {
 void GroupPlan::add(std::string_view family, const RankSet& set) { add(family, Family(set)); }
 
 void GroupPlan::append(std::string_view family, const Family& sets) {
-  pieces_.push_back({std::string(family), sets, size_, has(family) ? size(family) : 0});
+  pieces_.push_back({.family = std::string(family),
+                     .sets = sets,
+                     .first = size_,
+                     .first_in_family = has(family) ? size(family) : 0,
+                     .line = fmt::format("{}={}", family, sets.to_string())});
   size_ += sets.size();
 }
 
@@ -153,7 +157,7 @@ std::vector<std::int64_t> GroupPlan::communicators_of(std::int64_t rank,
 std::vector<std::string> GroupPlan::describe() const {
   std::vector<std::string> lines{fmt::format("world={}", world_size_)};
   if (ranks_) lines.push_back("ranks=" + ranks_->to_string());
-  for (const Piece& piece : pieces_) lines.push_back(piece.family + "=" + piece.sets.to_string());
+  for (const Piece& piece : pieces_) lines.push_back(piece.line);
   return lines;
 }
 

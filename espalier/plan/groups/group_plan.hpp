@@ -69,6 +69,7 @@ class GroupPlan {
     Family sets;
     std::int64_t first = 0;  // index of its first group in the plan
     std::int64_t first_in_family = 0;
+    std::string line;  // of describe()
   };
 
   void append(std::string_view family, const Family& sets);

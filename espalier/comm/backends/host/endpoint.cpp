@@ -58,6 +58,7 @@ Endpoint::Endpoint(std::shared_ptr<Segment> segment, std::int64_t rank, bool is_
       arena_(*segment_, rank),
       held_(static_cast<std::size_t>(num_ranks_), nullptr),
       pidfds_(static_cast<std::size_t>(num_ranks_), -1) {
+  segment_->populate(rank);
   attach();
   if (!is_thread_) watch_peers();
 }
@@ -154,7 +155,7 @@ void Endpoint::hand_over(std::unique_lock<std::mutex>& lock) {
   };
   try {
     for (Patience patience;; after_look(patience, lock, deadline)) {
-      before_look(patience);
+      before_look(patience, nullptr);
       look();
       if (owing.empty()) return;
       if (Clock::now() >= deadline) break;
@@ -230,6 +231,7 @@ void Endpoint::post(const std::shared_ptr<Task>& task) {
   for (std::size_t i = 0; i < words.size(); ++i) mine_.last_call[i].store(words[i], std::memory_order_relaxed);
 
   tasks_.push_back(task);
+  if (sleepers_ > 0) mine_.asleep.store(1, std::memory_order_seq_cst);  // they now wait for this one's messages too
   if (task->point_to_point()) {
     Channel& channel = space.channels[{task->peer, task->tag}];
     (task->call.kind == CallKind::send ? channel.senders : channel.receivers).push_back(task.get());
@@ -271,7 +273,7 @@ void Endpoint::wait(Task& task, Clock::time_point deadline) {
   } waiting{*this};
 
   for (Patience patience{.pauses = pauses_};;) {
-    before_look(patience);
+    before_look(patience, &task);
     progress(&task);
     if (task.finished) {
       if (patience.sleeps() && sleepers_ == 0) mine_.asleep.store(0, std::memory_order_relaxed);
@@ -294,14 +296,18 @@ void Endpoint::wait(Task& task, Clock::time_point deadline) {
 
 bool Endpoint::Patience::sleeps() const { return looks >= pauses + kYields; }
 
-// Whoever has something for this rank from here on is seen by the look, or finds `asleep` set and moves the bell.
-void Endpoint::before_look(Patience& patience) {
+// Whoever has something for this rank from here on is seen by the look, or finds `asleep` set and counts it down or moves
+// the bell. A rank that has nothing else to do is woken once, by the last message of those it waits for.
+void Endpoint::before_look(Patience& patience, const Task* awaited) {
   if (!patience.sleeps()) return;
   patience.bell = mine_.bell.load(std::memory_order_seq_cst);
-  mine_.asleep.store(1, std::memory_order_seq_cst);
+  patience.taken = taken_;
+  const bool nothing_else = awaited != nullptr && tasks_.size() == 1 && sleepers_ == 0;
+  mine_.asleep.store(nothing_else ? std::max(1u, awaited->messages_missing()) : 1u, std::memory_order_seq_cst);
 }
 
 void Endpoint::after_look(Patience& patience, std::unique_lock<std::mutex>& lock, Clock::time_point deadline) {
+  if (patience.sleeps() && patience.taken != taken_) return;  // what was taken is no longer counted down: look again first
   const bool sleeps = patience.sleeps();
   if (sleeps) ++sleepers_;
   lock.unlock();
@@ -378,6 +384,7 @@ void Endpoint::drain() {
         first = message;
       }
       taken.push(message);
+      ++taken_;
     }
     ring.tail.store(tail, std::memory_order_seq_cst);
     if (segment_->slot(source).starved.load(std::memory_order_seq_cst) != 0) this->ring(source);
@@ -525,7 +532,7 @@ void Endpoint::dispatch(std::span<const std::int32_t> to, Descriptor& descriptor
     std::memcpy(static_cast<void*>(&slot), &descriptor, offsetof(Descriptor, inline_data));
     if (descriptor.block == 0) std::memcpy(slot.inline_data.data(), parcel.data, parcel.bytes);
     ring.head.store(head + 1, std::memory_order_seq_cst);
-    this->ring(rank);
+    ring_for_message(rank);
   }
   bytes_sent_.fetch_add(static_cast<std::int64_t>(parcel.bytes * to.size()), std::memory_order_relaxed);
 }
@@ -575,7 +582,18 @@ Message* Endpoint::new_message() {
 
 void Endpoint::ring(std::int64_t rank) {
   RankSlot& slot = segment_->slot(rank);
-  if (slot.asleep.load(std::memory_order_seq_cst) == 0 || slot.asleep.exchange(0) == 0) return;
+  if (slot.asleep.load(std::memory_order_seq_cst) != 0 && slot.asleep.exchange(0) != 0) wake(slot);
+}
+
+void Endpoint::ring_for_message(std::int64_t rank) {
+  RankSlot& slot = segment_->slot(rank);
+  std::uint32_t until = slot.asleep.load(std::memory_order_seq_cst);
+  while (until != 0 && !slot.asleep.compare_exchange_weak(until, until - 1)) {
+  }
+  if (until == 1) wake(slot);
+}
+
+void Endpoint::wake(RankSlot& slot) {
   slot.bell.fetch_add(1, std::memory_order_seq_cst);
   futex_wake_all(slot.bell);
 }

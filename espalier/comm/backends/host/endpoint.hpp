@@ -97,10 +97,11 @@ class Endpoint {
     int pauses = 0;
     int looks = 0;
     std::uint32_t bell = 0;
+    std::uint64_t taken = 0;  // messages, before the look
     bool spins() const { return looks < pauses; }
     bool sleeps() const;
   };
-  void before_look(Patience& patience);
+  void before_look(Patience& patience, const Task* awaited);
   void after_look(Patience& patience, std::unique_lock<std::mutex>& lock, Clock::time_point deadline);
   void hand_over(std::unique_lock<std::mutex>& lock);
   void report_lost(const Task& task, std::string_view why) const;
@@ -122,6 +123,8 @@ class Endpoint {
   [[noreturn]] void fail_deadline(Task& task, std::chrono::nanoseconds waited);
   void publish_failure(std::string_view text);
   void ring(std::int64_t rank);
+  void ring_for_message(std::int64_t rank);
+  void wake(RankSlot& slot);
   void ring_all();
   Message* new_message();
   RankStatus status(std::int64_t rank) const;
@@ -151,6 +154,7 @@ class Endpoint {
   std::int64_t copies_bytes_ = 0;
   Clock::time_point next_check_{};
   int sleepers_ = 0;  // threads of this rank that sleep on its bell
+  std::uint64_t taken_ = 0;  // messages taken from rings so far
   int pauses_ = 0;  // how long the next wait spins before it yields
   bool closed_ = false;
   std::optional<std::string> failure_;

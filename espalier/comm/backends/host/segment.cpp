@@ -10,6 +10,7 @@
 
 #include <cerrno>
 #include <climits>
+#include <cstddef>
 #include <cstring>
 #include <ctime>
 #include <fstream>
@@ -63,6 +64,20 @@ Segment::Segment(std::int64_t num_ranks, std::int64_t arena_bytes, int fd)
 Segment::~Segment() {
   ::munmap(base_, mapped_bytes_);
   close_descriptor();
+}
+
+void Segment::populate(std::int64_t rank) const {
+  constexpr std::size_t kBytes = offsetof(Ring, descriptors) + 4 * sizeof(Descriptor);
+  const auto page_bytes = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto populate_first = [&](const Ring& ring) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(&ring), page = begin / page_bytes * page_bytes;
+    ::madvise(reinterpret_cast<void*>(page), begin + kBytes - page, MADV_POPULATE_WRITE);  // before Linux 5.14: refused, and slower later
+  };
+  for (std::int64_t peer = 0; peer < num_ranks_; ++peer) {
+    if (peer == rank) continue;
+    populate_first(ring(rank, peer));
+    populate_first(ring(peer, rank));
+  }
 }
 
 void Segment::close_descriptor() {

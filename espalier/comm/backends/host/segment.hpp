@@ -52,7 +52,7 @@ enum class RankStatus : std::uint32_t { absent, attached, closing, closed, faile
 // What a rank shows to the others.
 struct RankSlot {
   alignas(64) std::atomic<std::uint32_t> bell;  // moves when a sleeper has something to do; the futex
-  std::atomic<std::uint32_t> asleep;            // set before sleeping on the bell
+  std::atomic<std::uint32_t> asleep;            // set before sleeping on the bell: messages until it wants to be woken; 0: awake
   std::atomic<std::uint32_t> starved;           // a Starved value: wants its bell rung when something is released
   alignas(64) std::atomic<std::uint32_t> status;
   std::atomic<std::int32_t> pid;
@@ -102,6 +102,9 @@ class Segment {
   BlockHeader& block(std::int64_t rank, std::uint64_t offset) const {
     return *reinterpret_cast<BlockHeader*>(arena(rank) + offset - sizeof(BlockHeader));
   }
+  // Brings the memory of this rank's first messages from and to all others into this process, at once rather than page by
+  // page in the midst of them.
+  void populate(std::int64_t rank) const;
   // Once every rank has opened it, nobody needs its file descriptor.
   void close_descriptor();
 

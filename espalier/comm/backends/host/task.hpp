@@ -97,6 +97,8 @@ class Task {
   virtual void retire(Endpoint&) {}
   // Whether others may still need something of it that is not in shared memory yet.
   virtual bool owes() const = 0;
+  // It has nothing to do, and cannot be done, before so many more messages have come. 0: not known.
+  virtual std::uint32_t messages_missing() const { return 0; }
   // Group ranks without whom it cannot go on.
   virtual std::vector<std::int32_t> awaited() const = 0;
 

@@ -50,6 +50,7 @@ class ExchangeTask final : public Task {
   bool advance(Endpoint& endpoint) override;
   void arrive(Endpoint& endpoint, Message* message) override;
   bool owes() const override { return streams_open_ > 0; }
+  std::uint32_t messages_missing() const override { return owes() ? 0 : static_cast<std::uint32_t>(members_open_); }
   std::vector<std::int32_t> awaited() const override;
 
  private:
@@ -70,6 +71,7 @@ class DirectReduceTask final : public Task {
   bool advance(Endpoint& endpoint) override;
   void arrive(Endpoint& endpoint, Message* message) override;
   bool owes() const override { return !published_; }
+  std::uint32_t messages_missing() const override { return owes() ? 0 : static_cast<std::uint32_t>(missing_); }
   std::vector<std::int32_t> awaited() const override;
 
  private:

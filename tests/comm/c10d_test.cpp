@@ -302,7 +302,7 @@ TEST(C10dBackend, CompletesFuturesAsTheirResultsCome) {
       message[0].fill_(7);
       backend->send(message, 0, 0)->wait();
     }
-  });
+  }, kQuiet);
 }
 
 TEST(C10dBackend, TellsTheFutureOfAnError) {
@@ -334,7 +334,25 @@ TEST(C10dBackend, TellsTheFutureOfAnError) {
   EXPECT_THAT(seen, testing::Each(HasSubstr("out of coffee")));
 }
 
+TEST(C10dBackend, EndsTheWaitsOfOthersWhenItIsAborted) {
+  std::string text = "no error";
+  try {
+    run_ranks(2, [&](World& world) {
+      const auto backend = as_c10d_backend(world.group());
+      if (world.rank() == 1) return backend->abort();
+      try {
+        backend->barrier()->wait();
+      } catch (const CommError& error) {
+        text = error.what();
+      }
+    }, kQuiet);
+  } catch (const CommError&) {  // the world that was aborted
+  }
+  EXPECT_THAT(text, HasSubstr("rank 1 has aborted its process group"));
+}
+
 TEST(C10dBackend, KeepsToADeadline) {
+  const auto start = std::chrono::steady_clock::now();
   run_ranks(2, [](World& world) {
     std::vector<at::Tensor> tensors{at::zeros({2})};
     const Group twin = world.group().duplicate("twin");
@@ -355,6 +373,7 @@ TEST(C10dBackend, KeepsToADeadline) {
     }
     expect(text.find("timed out after 2") != std::string::npos, text);
   }, kQuiet);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, milliseconds(5000));
 }
 
 // LibTorch's own data parallelism: two layers, a batch of 8 rows dealt out to the ranks, small integers so that sums are exact.

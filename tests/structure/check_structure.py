@@ -27,7 +27,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
 STANDARD = re.compile(r"[a-z0-9_]+$|(sys/)?[a-z0-9_]+\.h$")  # <vector>, <unistd.h>, <sys/wait.h>
 SOURCES = {".hpp", ".cpp", ".py", ".cmake", ".txt"}
-FOLDERS = ["espalier", "apps", "tests", "bench", "examples", "cmake", "scripts"]
+FOLDERS = ["espalier", "apps", "python", "tests", "bench", "examples", "cmake", "scripts"]
 
 
 def includes(path):

@@ -51,9 +51,9 @@ World world_at(const c10::intrusive_ptr<c10d::Store>& store, std::int64_t rank, 
 
 // The group as a backend of c10d, to be registered with a ProcessGroup for CPU tensors (setBackend, as BackendType::CUSTOM).
 // It keeps the group and its world; its end blocks for works whose futures were asked for. It has all operations of c10d but
-// those on sparse tensors, receiving from any source, splitting and merging: ConfigError says so. (A reduce is an all-reduce
-// that the root takes, gather and scatter are all-to-alls.) Works complete inside wait() and isCompleted(), or, once
-// getFuture() was called, on a thread of the backend. Deadlines are the group's unless c10d gives one.
+// those on sparse tensors, receiving from any source, splitting, merging and shrinking: ConfigError says so. (A reduce is an
+// all-reduce that the root takes, gather and scatter are all-to-alls.) Works complete inside wait() and isCompleted(), or,
+// once getFuture() was called, on a thread of the backend. Deadlines are the group's unless c10d gives one.
 c10::intrusive_ptr<c10d::Backend> as_c10d_backend(const Group& group);
 
 }  // namespace espalier

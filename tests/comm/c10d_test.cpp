@@ -267,6 +267,7 @@ TEST(C10dBackend, SaysWhatThereIsWhenAskedForWhatThereIsNot) {
     refuses("recvAnysource on backend 'espalier' of group 'world': there is no such operation; there are allreduce, broadcast,",
             [&] { backend->recvAnysource(tensors, 0); });
     refuses("allreduce_sparse on backend", [&] { backend->allreduce_sparse(tensors); });
+    refuses("split on backend 'espalier' of group 'world': there is no such operation", [&] { backend->split(nullptr, {0}, nullptr); });
     c10d::AllreduceOptions premultiplied;
     premultiplied.reduceOp = c10d::makePreMulSum(2.0);
     refuses("there is no reduction number 8; expected SUM,", [&] { backend->allreduce(tensors, premultiplied); });

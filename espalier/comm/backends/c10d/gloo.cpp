@@ -95,8 +95,10 @@ std::shared_ptr<C10dLink> link_to_gloo(const c10::intrusive_ptr<c10d::Backend>& 
   return std::make_shared<GlooLink>(backend, true);
 }
 
-std::shared_ptr<C10dLink> gloo_like(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store,
-                                    const RankSet& members, std::int64_t me, std::string_view name, milliseconds timeout) {
+std::shared_ptr<C10dLink> gloo_like(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                    const c10::intrusive_ptr<c10d::Store>& store,
+                                    const RankSet& members, std::int64_t me, std::string_view name,
+                                    milliseconds timeout) {
   const auto gloo = c10::dynamic_intrusive_pointer_cast<ProcessGroupGloo>(backend);
   if (gloo == nullptr) return nullptr;
   const auto model = gloo->getOptions();

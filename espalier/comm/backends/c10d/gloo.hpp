@@ -42,7 +42,8 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10
 // A program's own backend, if it is Gloo; null otherwise.
 std::shared_ptr<C10dLink> link_to_gloo(const c10::intrusive_ptr<c10d::Backend>& backend);
 // Another one of these of its ranks, over the same devices; null if it is not Gloo. Blocks; throws what Gloo throws.
-std::shared_ptr<C10dLink> gloo_like(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store,
+std::shared_ptr<C10dLink> gloo_like(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                    const c10::intrusive_ptr<c10d::Store>& store,
                                     const RankSet& members, std::int64_t me, std::string_view name,
                                     std::chrono::milliseconds timeout);
 

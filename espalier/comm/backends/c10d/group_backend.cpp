@@ -30,6 +30,7 @@ using std::chrono::milliseconds;
 using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<Tensors>;
 using WorkRef = c10::intrusive_ptr<c10d::Work>;
+using BackendRef = c10::intrusive_ptr<c10d::Backend>;
 
 constexpr const char* kName = "espalier";
 
@@ -411,6 +412,13 @@ class GroupBackend final : public c10d::Backend {
   WorkRef allreduce_sparse(Tensors&, const c10d::AllreduceOptions&) override { refuse("allreduce_sparse"); }
   WorkRef recvAnysource(Tensors&, int) override { refuse("recvAnysource"); }
   void monitoredBarrier(const c10d::BarrierOptions&, bool) override { refuse("monitoredBarrier"); }
+  BackendRef split(const c10::intrusive_ptr<c10d::Store>&, const std::vector<int>&, const c10::intrusive_ptr<Options>&) override {
+    refuse("split");
+  }
+  BackendRef merge(const c10::intrusive_ptr<c10d::Store>&, const c10::intrusive_ptr<Options>&, const int&, const int&) override {
+    refuse("merge");
+  }
+  BackendRef shrink(const std::vector<std::int64_t>&, int, const c10::intrusive_ptr<Options>&) override { refuse("shrink"); }
 
  private:
   std::string where(std::string_view operation) const {

@@ -30,7 +30,7 @@ using std::chrono::milliseconds;
 // Nobody waits on purpose: only a rank that hangs, or a machine that has been taken away, comes near.
 constexpr std::int64_t kPatienceMs = 30'000;
 // Where waiting until the deadline may be the only way to find out.
-constexpr std::int64_t kShortMs = 4'000;
+constexpr std::int64_t kShortMs = 5'000;
 constexpr std::int64_t kHangMs = 60'000;
 
 class SharedBoard {

@@ -729,13 +729,20 @@ void Endpoint::check_left(Task& task) {
   }
 }
 
+// The first of them that has not taken all messages from this rank, else the first: a rank that waits takes them.
 void Endpoint::show_awaited(const Task& task) {
-  const std::vector<std::int32_t> members = task.awaited();
-  const std::int32_t first = members.empty() ? -1 : task.space.members[static_cast<std::size_t>(members.front())];
-  mine_.waits_for.store(static_cast<std::uint32_t>(first + 1), std::memory_order_relaxed);
+  std::int64_t shown = -1;
+  for (const std::int32_t member : task.awaited()) {
+    const std::int64_t rank = task.space.members[static_cast<std::size_t>(member)];
+    const Ring& ring = segment_->ring(rank_, rank);
+    const bool is_behind = ring.head.load(std::memory_order_relaxed) != ring.tail.load(std::memory_order_relaxed);
+    if (shown < 0 || is_behind) shown = rank;
+    if (is_behind) break;
+  }
+  mine_.waits_for.store(static_cast<std::uint32_t>(shown + 1), std::memory_order_relaxed);
 }
 
-// Who is awaited, and whom these wait for in turn: the last of them is the one to look at.
+// Who is awaited, and whom these wait for in turn: who waits for nobody is the one to look at.
 std::string Endpoint::describe_awaited(const Task& task) const {
   std::vector<std::int64_t> ranks;
   for (const std::int32_t member : task.awaited()) ranks.push_back(task.space.members[static_cast<std::size_t>(member)]);

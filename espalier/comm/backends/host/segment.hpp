@@ -60,7 +60,7 @@ struct RankSlot {
   std::atomic<std::uint64_t> last_context;  // the last operation posted, for other ranks' messages
   std::atomic<std::uint64_t> last_sequence;
   std::array<std::atomic<std::uint64_t>, sizeof(Call) / 8> last_call;
-  std::atomic<std::uint32_t> waits_for;  // 1 + the first rank that a wait of some time is for; 0: it does not wait
+  std::atomic<std::uint32_t> waits_for;  // 1 + a rank that a wait of some time is for; 0: it does not wait
   std::array<char, 2048> failure;  // written before status becomes failed
 };
 static_assert(sizeof(Call) % 8 == 0);

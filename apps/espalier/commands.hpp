@@ -18,6 +18,7 @@ void add_doctor(CLI::App& app);     // what was built in and found, and which ra
 void add_explain(CLI::App& app);    // what one rank is, whom it talks to, for what
 void add_layout(CLI::App& app);     // process groups and each rank's place in them
 void add_partition(CLI::App& app);  // layers cut into stages
+void add_postmortem(CLI::App& app);  // what the ranks of a world were doing when it failed
 void add_run(CLI::App& app);        // any program as the ranks of one world on this host
 void add_schedule(CLI::App& app);   // what each pipeline stage does
 void add_train(CLI::App& app);      // train, verify, verify-groups, bench: this process becomes espalier-train

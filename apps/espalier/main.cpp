@@ -22,6 +22,7 @@ void add_commands(CLI::App& app) {
   command::add_explain(app);
   command::add_layout(app);
   command::add_partition(app);
+  command::add_postmortem(app);
   command::add_run(app);
   command::add_schedule(app);
   command::add_train(app);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -76,12 +77,18 @@ void add_run(CLI::App& app) {
                   "What the ranks talk over, told to them as ESPALIER_BACKEND: host, gloo, or mpi, "
                   "which makes this command execute mpirun")
       ->check(CLI::IsMember({"host", "gloo", "mpi"}));
+  const auto postmortem = std::make_shared<std::string>();
+  sub->add_option("--postmortem", *postmortem,
+                  "Where one rank writes what all were doing when the world fails (host), told to "
+                  "them as ESPALIER_POSTMORTEM; see espalier postmortem");
   sub->add_option("program", options->command, "The program and its arguments, after --")
       ->required();
-  sub->callback([options, backend] {
+  sub->callback([options, backend, postmortem] {
     refuse_inside_a_launcher();
     if (*backend == "mpi") execute_mpirun(*options);
     if (!backend->empty()) options->variables["ESPALIER_BACKEND"] = *backend;
+    if (!postmortem->empty())
+      options->variables["ESPALIER_POSTMORTEM"] = std::filesystem::absolute(*postmortem);
     if (const int code = launch_ranks(*options); code != 0) throw CLI::RuntimeError(code);
   });
 }

@@ -103,7 +103,9 @@ class Output {
 void train(const TrainOptions& options) {
   const ModelOptions& model = options.model;
   at::set_num_threads(model.threads);
-  const World world = World::from_environment(model.world());
+  WorldOptions world_options = model.world();
+  world_options.postmortem = (std::filesystem::path(options.out) / "postmortem.json").string();
+  const World world = World::from_environment(world_options);
   const Mesh mesh(world, model.layout_spec());
   const ByteText text = together(world.group(), [&] { return ByteText(options.text, model.context); });
   const Sampler sampler({.num_samples = text.num_samples(),

@@ -63,6 +63,9 @@ class Transport {
   // A communication space for these world ranks (this rank among them). `context` tells spaces over the same ranks
   // apart and is the same on all members. Collective over the members where the backend must connect.
   virtual std::shared_ptr<Communicator> connect(const RankSet& members, std::string_view name, std::uint64_t context) = 0;
+  // What this rank is at ("forward of micro-batch 2 on stage 1"), to be shown with the calls that follow where a backend keeps
+  // them for others.
+  virtual void note(std::string_view) {}
   // Tells all peers that this rank gives up: their waits end with a CommError that carries `reason`. Never blocks.
   virtual void abort(std::string_view reason) = 0;
   // Leaves the world, as the last handle's end does: what others wait for is handed over first, at most until the

@@ -103,7 +103,7 @@ void run_ranks(std::int64_t num_ranks, const std::function<void(World&)>& body, 
   if (num_ranks > 1) {
     switch (backend) {
       case Backend::host:
-        transports = detail::make_host_transports_for_threads(num_ranks, {.timeout = options.timeout, .log = options.log});
+        transports = detail::make_host_transports_for_threads(num_ranks, {.timeout = options.timeout, .log = options.log, .postmortem = options.postmortem});
         break;
       case Backend::gloo:
         transports = detail::make_gloo_transports_for_threads(num_ranks, {.timeout = options.timeout});

@@ -33,6 +33,8 @@ struct WorldOptions {
   std::optional<Backend> backend;
   std::chrono::milliseconds timeout{300'000};        // deadline of every wait
   LogSink log = stderr_sink();
+  // Written by one rank when the world fails: what every rank was doing (host). Empty: ESPALIER_POSTMORTEM, else no file.
+  std::string postmortem{};
 };
 
 // This process's (or thread's) place among all ranks, and the source of every group. A cheap handle. A program may

@@ -31,6 +31,13 @@ std::optional<Backend> requested_backend(const WorldOptions& options, const Vari
   }
 }
 
+// These options with the file of the environment, if they name none.
+WorldOptions with_postmortem(WorldOptions options, const Variables& variables) {
+  const auto found = variables.find("ESPALIER_POSTMORTEM");
+  if (options.postmortem.empty() && found != variables.end()) options.postmortem = found->second;
+  return options;
+}
+
 // A number for each rank's machine, in order of first appearance; empty if there is only one.
 std::vector<std::int64_t> number_hosts(const std::vector<detail::Participant>& participants) {
   std::map<std::string_view, std::int64_t> numbers;
@@ -98,8 +105,9 @@ World join_within_deadline(const detail::Place& place, const RankEnvironment& fo
 
 }  // namespace
 
-World World::from_environment(const WorldOptions& options) {
+World World::from_environment(const WorldOptions& asked) {
   const Variables variables = process_variables();
+  const WorldOptions options = with_postmortem(asked, variables);
   const RankEnvironment found = discover_ranks(variables);
   const std::optional<Backend> requested = requested_backend(options, variables);
   detail::Place place{.rank = found.rank.value,
@@ -136,7 +144,8 @@ World make_world_of(const Roster& roster, Place place, std::optional<Backend> re
   std::shared_ptr<Transport> transport;
   switch (place.backend) {
     case Backend::host:
-      transport = make_host_transport(*roster.store, place.rank, place.size, {.timeout = options.timeout, .log = options.log});
+      transport = make_host_transport(*roster.store, place.rank, place.size,
+                                      {.timeout = options.timeout, .log = options.log, .postmortem = options.postmortem});
       break;
     case Backend::gloo:
       transport = make_gloo_transport(roster.store, place.rank, place.size,

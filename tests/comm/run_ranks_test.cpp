@@ -4,9 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "espalier/base/error.hpp"
@@ -14,6 +18,7 @@
 #include "espalier/comm/run_ranks.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/expect.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace espalier {
 namespace {
@@ -43,6 +48,54 @@ TEST(RunRanks, GivesEachThreadItsRankAndAWorldThatReduces) {
       }
     });
   }
+}
+
+// Rank 2 is stuck outside, rank 1 waits for it, rank 0 for rank 1: the first deadline leaves all of that in the file.
+TEST(RunRanks, LeaveAPostmortemAtADeadline) {
+  const testing_support::TemporaryFolder folder;
+  const std::string path = folder.file("postmortem.json");
+  std::atomic<bool> over = false;
+  std::string text_of_rank_0;
+  const std::string error = testing_support::error_of([&] {
+    run_ranks(
+        3,
+        [&](World& world) {
+          for (int i = 0; i < 70; ++i) barrier(world.group()).wait();
+          at::Tensor tensor = at::zeros({4});
+          if (world.rank() == 2) {
+            while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+            return;
+          }
+          try {
+            world.rank() == 0 ? recv(tensor, world.group(), 1).wait(std::chrono::milliseconds(500)) : recv(tensor, world.group(), 2).wait();
+          } catch (const CommError& trouble) {
+            if (world.rank() == 0) text_of_rank_0 = trouble.what();
+            over = true;
+            throw;
+          }
+        },
+        {.backend = Backend::host, .log = nullptr, .postmortem = path});
+  });
+  EXPECT_THAT(error, HasSubstr("timed out"));
+  EXPECT_THAT(text_of_rank_0, HasSubstr("waiting for rank 1 (thread of pid"));
+  EXPECT_THAT(text_of_rank_0, HasSubstr("in turn rank 1 waits for rank 2; meanwhile rank 2 (thread of pid"));
+  std::ifstream file(path);
+  const auto json = nlohmann::json::parse(file);
+  EXPECT_THAT(json["reason"].get<std::string>(), HasSubstr("recv(float32 x 4) from rank 1, tag 0, #0 of group 'world' [0,1,2] timed out after 5"));
+  EXPECT_EQ(json["writer"], 0);
+  ASSERT_EQ(json["ranks"].size(), 3u);
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    const auto& one = json["ranks"][rank];
+    ASSERT_EQ(one["calls"].size(), 64u) << rank;
+    EXPECT_EQ(one["calls"][0]["call"], "barrier()");
+    EXPECT_EQ(one["calls"][0]["finished"], true);
+    EXPECT_EQ(one["calls"][0]["number"], rank == 2 ? 6 : 7);
+    EXPECT_EQ(one["calls"][63]["finished"], rank == 2) << rank;
+    EXPECT_EQ(one.value("waits_for", std::vector<int>{}), (rank == 2 ? std::vector<int>{} : std::vector<int>{static_cast<int>(rank) + 1})) << rank;
+  }
+  EXPECT_EQ(json["ranks"][1]["state"], "waiting");
+  EXPECT_EQ(json["ranks"][2]["state"], "running");
+  EXPECT_GE(json["ranks"][1]["waits_ms"], 300);
 }
 
 TEST(RunRanks, RethrowsTheFirstErrorWithItsRankAndEndsTheOthers) {

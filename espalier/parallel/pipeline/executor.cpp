@@ -13,6 +13,7 @@
 #include <algorithm>
 
 #include "espalier/base/check.hpp"
+#include "espalier/comm/world_state.hpp"
 #include "espalier/parallel/pipeline/message.hpp"
 
 namespace espalier {
@@ -42,21 +43,25 @@ class Executor {
         stage_(module.stage()),
         num_micro_batches_(schedule.num_micro_batches),
         slots_(schedule.stages[stage_].num_buffers),
+        transport_(module.mesh().world().state().core->transport),
         messages_(module.links(), module.partitions_activations() ? module.mesh().group("tensor") : Group()) {}
 
   double run(const StageProgram& program) {
     for (const auto& step : program.steps) {
       for (const Instruction& instruction : step) {
+        const std::string where =
+            fmt::format("stage {}, {}{}", stage_, code(instruction.op),
+                        has_micro_batch(instruction.op) ? fmt::format(" of micro-batch {}", instruction.micro_batch) : "");
+        if (transport_ != nullptr) transport_->note(where);
         try {
           execute(instruction);
         } catch (const CommError& error) {
-          throw CommError(fmt::format("stage {}, {}{}: {}", stage_, code(instruction.op),
-                                      has_micro_batch(instruction.op) ? fmt::format(" of micro-batch {}", instruction.micro_batch) : "",
-                                      error.what()));
+          throw CommError(fmt::format("{}: {}", where, error.what()));
         }
       }
     }
     messages_.wait();
+    if (transport_ != nullptr) transport_->note("");
     return loss_sum_;
   }
 
@@ -143,6 +148,7 @@ class Executor {
   std::int64_t stage_;
   std::int64_t num_micro_batches_;
   std::vector<Slot> slots_;
+  std::shared_ptr<detail::Transport> transport_;  // null in a world of one
   detail::StageMessages messages_;
   double loss_sum_ = 0.0;
 };

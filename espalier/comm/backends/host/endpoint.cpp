@@ -7,13 +7,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <exception>
 #include <thread>
 
 #include "espalier/base/check.hpp"
+#include "espalier/comm/backends/host/postmortem.hpp"
 
 namespace espalier::detail::host {
 namespace {
@@ -35,12 +35,6 @@ std::int64_t usable_cores() {
   CPU_ZERO(&set);
   if (::sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
   return CPU_COUNT(&set);
-}
-
-std::array<std::uint64_t, sizeof(Call) / 8> to_words(const Call& call) {
-  std::array<std::uint64_t, sizeof(Call) / 8> words{};
-  std::memcpy(words.data(), &call, sizeof(Call));
-  return words;
 }
 
 }  // namespace
@@ -225,10 +219,10 @@ void Endpoint::post(const std::shared_ptr<Task>& task) {
     task->sequence = space.next_sequence++;
     space.recent[task->sequence % Space::kRecentCalls] = task->call;
   }
-  mine_.last_context.store(space.context, std::memory_order_relaxed);
-  mine_.last_sequence.store(task->sequence, std::memory_order_relaxed);
-  const auto words = to_words(task->call);
-  for (std::size_t i = 0; i < words.size(); ++i) mine_.last_call[i].store(words[i], std::memory_order_relaxed);
+  PastCall past{.call = task->call, .context = space.context, .sequence = task->sequence, .posted_ns = coarse_now_ns(), .group = {}, .during = during_};
+  if (task->point_to_point()) past.peer = space.members[static_cast<std::size_t>(task->peer)];
+  past.group.set(space.name);
+  task->history_number = mine_.history.posted(past);
 
   tasks_.push_back(task);
   if (sleepers_ > 0) mine_.asleep.store(1, std::memory_order_seq_cst);  // they now wait for this one's messages too
@@ -265,10 +259,10 @@ void Endpoint::wait(Task& task, Clock::time_point deadline) {
   struct Waiting {
     Endpoint& endpoint;
     const Clock::time_point since = Clock::now();
-    bool shown = false;  // in waits_for
+    std::int64_t shown_since = 0;  // 0: not shown to the others
     ~Waiting() {
-      if (shown) endpoint.mine_.waits_for.store(0, std::memory_order_relaxed);
       endpoint.waited_ns_.fetch_add((Clock::now() - since) / std::chrono::nanoseconds(1), std::memory_order_relaxed);
+      if (shown_since != 0 && !endpoint.failure_) endpoint.mine_.history.waits_no_more();
     }
   } waiting{*this};
 
@@ -285,8 +279,8 @@ void Endpoint::wait(Task& task, Clock::time_point deadline) {
       if (now >= next_check_) {
         check_peers(task);
         if (task.finished) return;
-        show_awaited(task);
-        waiting.shown = true;
+        if (waiting.shown_since == 0) waiting.shown_since = coarse_now_ns();
+        mine_.history.waits_for(waiting.shown_since, awaited_ranks(task));
       }
       if (now >= deadline) fail_deadline(task, now - waiting.since);
     }
@@ -334,6 +328,11 @@ void Endpoint::adapt_spin(int rounds_needed) {
   } else {
     pauses_ /= 2;
   }
+}
+
+void Endpoint::note(std::string_view during) {
+  const std::lock_guard lock(mutex_);
+  during_.set(during);
 }
 
 void Endpoint::abort(std::string_view reason) {
@@ -444,6 +443,7 @@ void Endpoint::advance_tasks() {
       task.due = false;
       if (task.advance(*this)) {
         task.finished = true;
+        mine_.history.finished(task.history_number);
         finished_any = true;
         if (task.point_to_point()) {
           task.retire(*this);
@@ -616,15 +616,13 @@ std::string Endpoint::describe_rank(std::int64_t rank) const {
 }
 
 std::string Endpoint::describe_last_call(std::int64_t rank) const {
-  const RankSlot& slot = segment_->slot(rank);
-  Call call;
-  std::array<std::uint64_t, sizeof(Call) / 8> words{};
-  for (std::size_t i = 0; i < words.size(); ++i) words[i] = slot.last_call[i].load(std::memory_order_relaxed);
-  std::memcpy(static_cast<void*>(&call), words.data(), sizeof(Call));
-  if (call.kind == CallKind::none) return "it has called nothing yet";
-  const auto found = spaces_.find(slot.last_context.load(std::memory_order_relaxed));
-  return fmt::format("its last call is {} #{} of {}", to_string(call), slot.last_sequence.load(std::memory_order_relaxed),
-                     found == spaces_.end() ? "a group of others" : found->second->describe());
+  const PastCall last = segment_->slot(rank).history.last_call();
+  if (last.call.kind == CallKind::none) return "it has called nothing yet";
+  const auto found = spaces_.find(last.context);
+  std::string text = fmt::format("its last call is {} #{} of {}", to_string(last.call), last.sequence,
+                                 found == spaces_.end() ? fmt::format("group '{}' of others", last.group.view()) : found->second->describe());
+  if (!last.during.view().empty()) text += fmt::format(", in {}", last.during.view());
+  return text;
 }
 
 void Endpoint::check_failed(const Task* on_behalf) {
@@ -657,9 +655,22 @@ void Endpoint::publish_failure(std::string_view text) {
   std::memcpy(mine_.failure.data(), text.data(), length);
   mine_.failure[length] = '\0';
   mine_.status.store(static_cast<std::uint32_t>(RankStatus::failed), std::memory_order_release);
-  std::uint32_t none = 0;
-  segment_->header().first_failure.compare_exchange_strong(none, static_cast<std::uint32_t>(rank_ + 1));
+  claim_first_failure(rank_, text);
   ring_all();
+}
+
+// The first one's failure is the world's; whoever finds it leaves the post-mortem.
+void Endpoint::claim_first_failure(std::int64_t culprit, std::string_view text) {
+  std::uint32_t none = 0;
+  if (!segment_->header().first_failure.compare_exchange_strong(none, static_cast<std::uint32_t>(culprit + 1))) return;
+  if (options_.postmortem.empty()) return;
+  const std::string trouble = write_postmortem(*segment_, rank_, options_.postmortem, text);
+  Log log(options_.log, fmt::format("[rank {}] ", rank_));
+  if (trouble.empty()) {
+    log.info(fmt::format("host backend: what every rank was doing is in {0}; read it with: espalier postmortem {0}", options_.postmortem));
+  } else {
+    log.warning(fmt::format("host backend: no post-mortem file: {}", trouble));
+  }
 }
 
 void Endpoint::note_death(std::int64_t rank) {
@@ -670,8 +681,7 @@ void Endpoint::note_death(std::int64_t rank) {
       (alive != static_cast<std::uint32_t>(RankStatus::closing) || !its_status.compare_exchange_strong(alive, died))) {
     return;
   }
-  std::uint32_t none = 0;
-  segment_->header().first_failure.compare_exchange_strong(none, static_cast<std::uint32_t>(rank + 1));
+  claim_first_failure(rank, fmt::format("{} died; {}", describe_rank(rank), describe_last_call(rank)));
   ring_all();
 }
 
@@ -729,38 +739,49 @@ void Endpoint::check_left(Task& task) {
   }
 }
 
-// The first of them that has not taken all messages from this rank, else the first: a rank that waits takes them.
-void Endpoint::show_awaited(const Task& task) {
-  std::int64_t shown = -1;
-  for (const std::int32_t member : task.awaited()) {
-    const std::int64_t rank = task.space.members[static_cast<std::size_t>(member)];
+// World ranks. Those come first that have not taken all messages from this rank, which one that waits does.
+std::vector<std::int32_t> Endpoint::awaited_ranks(const Task& task) const {
+  std::vector<std::int32_t> ranks = task.awaited();
+  for (std::int32_t& member : ranks) member = task.space.members[static_cast<std::size_t>(member)];
+  std::ranges::stable_partition(ranks, [&](std::int32_t rank) {
     const Ring& ring = segment_->ring(rank_, rank);
-    const bool is_behind = ring.head.load(std::memory_order_relaxed) != ring.tail.load(std::memory_order_relaxed);
-    if (shown < 0 || is_behind) shown = rank;
-    if (is_behind) break;
-  }
-  mine_.waits_for.store(static_cast<std::uint32_t>(shown + 1), std::memory_order_relaxed);
+    return ring.head.load(std::memory_order_relaxed) != ring.tail.load(std::memory_order_relaxed);
+  });
+  return ranks;
 }
 
-// Who is awaited, and whom these wait for in turn: who waits for nobody is the one to look at.
 std::string Endpoint::describe_awaited(const Task& task) const {
-  std::vector<std::int64_t> ranks;
-  for (const std::int32_t member : task.awaited()) ranks.push_back(task.space.members[static_cast<std::size_t>(member)]);
   std::vector<std::string> awaited;
-  std::vector<std::string> in_turn;
+  for (const std::int32_t rank : awaited_ranks(task)) {
+    awaited.push_back(fmt::format("{}: {}", describe_rank(rank), describe_last_call(rank)));
+  }
+  return fmt::format("{}", fmt::join(awaited, "; "));
+}
+
+// Whom the awaited ranks wait for in turn, where who waits for nobody is the one to look at, and what the others do.
+std::string Endpoint::describe_others(const Task& task) const {
+  constexpr std::size_t kMost = 16;
+  const std::vector<std::int32_t> awaited = awaited_ranks(task);
+  std::vector<std::int32_t> ranks = awaited;
+  std::vector<std::string> in_turn, meanwhile;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
-    awaited.push_back(fmt::format("{}: {}", describe_rank(ranks[i]), describe_last_call(ranks[i])));
-    const std::int64_t next = static_cast<std::int64_t>(segment_->slot(ranks[i]).waits_for.load(std::memory_order_relaxed)) - 1;
-    if (next < 0) continue;
+    const PastWait wait = segment_->slot(ranks[i]).history.wait();
+    if (wait.ranks.empty()) continue;
+    const std::int32_t next = wait.ranks.front();
     in_turn.push_back(fmt::format("rank {} waits for rank {}", ranks[i], next));
     if (next != rank_ && std::ranges::find(ranks, next) == ranks.end()) ranks.push_back(next);
   }
-  return fmt::format("{}{}{}", fmt::join(awaited, "; "), in_turn.empty() ? "" : "; in turn ", fmt::join(in_turn, ", "));
+  for (std::int32_t rank = 0; rank < num_ranks_ && meanwhile.size() < kMost; ++rank) {
+    if (rank == rank_ || std::ranges::find(awaited, rank) != awaited.end()) continue;
+    meanwhile.push_back(fmt::format("{}: {}", describe_rank(rank), describe_last_call(rank)));
+  }
+  return fmt::format("{}{}{}{}", in_turn.empty() ? "" : "; in turn ", fmt::join(in_turn, ", "), meanwhile.empty() ? "" : "; meanwhile ",
+                     fmt::join(meanwhile, "; "));
 }
 
 void Endpoint::fail_deadline(Task& task, std::chrono::nanoseconds waited) {
-  fail(fmt::format("{} timed out after {} ms on rank {}; waiting for {}", task.describe(),
-                   std::chrono::round<std::chrono::milliseconds>(waited).count(), rank_, describe_awaited(task)));
+  fail(fmt::format("{} timed out after {} ms on rank {}; waiting for {}{}", task.describe(),
+                   std::chrono::round<std::chrono::milliseconds>(waited).count(), rank_, describe_awaited(task), describe_others(task)));
 }
 
 }  // namespace espalier::detail::host

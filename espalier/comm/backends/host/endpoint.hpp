@@ -31,6 +31,7 @@ struct EndpointOptions {
   std::chrono::milliseconds timeout{300'000};
   std::int64_t copies_limit_bytes = std::int64_t{4} << 30;  // copies of sent and of early tensors outside the arenas
   LogSink log{};                                            // told what was lost at closing
+  std::string postmortem{};                                 // file to write when the world fails; empty: none
 };
 
 // Room for one payload, to be filled and dispatched at once.
@@ -55,6 +56,9 @@ class Endpoint {
   void post(const std::shared_ptr<Task>& task);
   bool poll(Task& task);
   void wait(Task& task, Clock::time_point deadline);
+
+  // What this rank is at, shown with its calls from now on.
+  void note(std::string_view during);
 
   // Tells all that this rank has given up.
   void abort(std::string_view reason);
@@ -118,10 +122,10 @@ class Endpoint {
   bool has_left(const Task& task, std::int64_t rank) const;
   std::vector<std::int32_t> gone(const Task& task) const;
   void check_left(Task& task);
-  void show_awaited(const Task& task);
   void note_death(std::int64_t rank);
   [[noreturn]] void fail_deadline(Task& task, std::chrono::nanoseconds waited);
   void publish_failure(std::string_view text);
+  void claim_first_failure(std::int64_t culprit, std::string_view text);
   void ring(std::int64_t rank);
   void ring_for_message(std::int64_t rank);
   void wake(RankSlot& slot);
@@ -130,6 +134,8 @@ class Endpoint {
   RankStatus status(std::int64_t rank) const;
   std::string describe_last_call(std::int64_t rank) const;
   std::string describe_awaited(const Task& task) const;
+  std::string describe_others(const Task& task) const;
+  std::vector<std::int32_t> awaited_ranks(const Task& task) const;
 
   const std::shared_ptr<Segment> segment_;
   const std::int64_t rank_;
@@ -158,6 +164,7 @@ class Endpoint {
   int pauses_ = 0;  // how long the next wait spins before it yields
   bool closed_ = false;
   std::optional<std::string> failure_;
+  FixedText<48> during_;
   std::atomic<std::int64_t> waited_ns_{0};
   std::atomic<std::int64_t> bytes_sent_{0};
 };

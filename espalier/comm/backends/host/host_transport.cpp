@@ -175,6 +175,7 @@ class HostTransport final : public Transport {
   std::shared_ptr<Communicator> connect(const RankSet& members, std::string_view name, std::uint64_t context) override {
     return std::make_shared<HostCommunicator>(endpoint_, endpoint_->space(members.to_vector(), name, context));
   }
+  void note(std::string_view during) override { endpoint_->note(during); }
   void abort(std::string_view reason) override { endpoint_->abort(reason); }
   void close() override { endpoint_->close(); }
   double wait_seconds() const override { return endpoint_->wait_seconds(); }
@@ -189,7 +190,8 @@ std::shared_ptr<Transport> make_transport(std::shared_ptr<Segment> segment, std:
                                           const HostOptions& options) {
   return std::make_shared<HostTransport>(std::make_shared<Endpoint>(
       std::move(segment), rank, is_thread,
-      EndpointOptions{.timeout = options.timeout, .copies_limit_bytes = options.copies_limit_bytes, .log = options.log}));
+      EndpointOptions{.timeout = options.timeout, .copies_limit_bytes = options.copies_limit_bytes, .log = options.log,
+                      .postmortem = options.postmortem}));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "espalier/base/log.hpp"
@@ -18,6 +19,7 @@ struct HostOptions {
   std::int64_t arena_bytes = std::int64_t{64} << 20;         // of each rank; memory is taken only as it is used
   std::int64_t copies_limit_bytes = std::int64_t{4} << 30;   // of each rank: sent and early tensors outside the arenas
   LogSink log = stderr_sink();                               // told what was lost when a world was closed
+  std::string postmortem{};                                  // file to write when the world fails; empty: none
 };
 
 // For this process as `rank` of `size`. Blocks until all ranks have joined; CommError naming the missing ones.

@@ -15,7 +15,7 @@
 #include <memory>
 #include <string>
 
-#include "espalier/comm/backends/host/call.hpp"
+#include "espalier/comm/backends/host/history.hpp"
 #include "espalier/comm/store.hpp"
 
 namespace espalier::detail::host {
@@ -57,14 +57,9 @@ struct RankSlot {
   alignas(64) std::atomic<std::uint32_t> status;
   std::atomic<std::int32_t> pid;
   std::atomic<std::uint32_t> is_thread;
-  std::atomic<std::uint64_t> last_context;  // the last operation posted, for other ranks' messages
-  std::atomic<std::uint64_t> last_sequence;
-  std::array<std::atomic<std::uint64_t>, sizeof(Call) / 8> last_call;
-  std::atomic<std::uint32_t> waits_for;  // 1 + a rank that a wait of some time is for; 0: it does not wait
+  History history;                 // for other ranks' messages
   std::array<char, 2048> failure;  // written before status becomes failed
 };
-static_assert(sizeof(Call) % 8 == 0);
-
 enum class Starved : std::uint32_t { no, waits_for_release, out_of_space };
 
 struct Header {

@@ -112,6 +112,7 @@ class Task {
   std::int64_t tag = 0;
   bool due = true;  // worth advancing
   bool finished = false;
+  std::uint64_t history_number = 0;
 
  protected:
   // Identifies this operation; phase, part and sizes are the caller's.

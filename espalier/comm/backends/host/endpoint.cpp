@@ -689,6 +689,9 @@ void Endpoint::check_peers(Task& task) {
   note_deaths();
   check_failed(&task);
   check_left(task);
+  for (const std::shared_ptr<Task>& other : std::vector(tasks_)) {  // checking one may finish others
+    if (!other->finished && !other->point_to_point()) check_left(*other);
+  }
 }
 
 void Endpoint::note_deaths() {

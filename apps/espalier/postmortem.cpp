@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <fstream>
 #include <map>
@@ -30,6 +31,9 @@ struct Rank {
   std::int64_t waits_ms = 0;
   std::vector<std::string> calls;        // oldest first, as printed
   std::string last = "nothing";
+
+  // A rank may have died, or given up, in a wait.
+  bool waits() const { return state == "waiting"; }
 };
 
 struct Postmortem {
@@ -77,19 +81,21 @@ Postmortem read(const std::string& path) {
 
 std::string state_of(const Rank& rank) {
   if (rank.waits_for.empty()) return rank.state;
-  return fmt::format("waiting {:.1f} s for {}", static_cast<double>(rank.waits_ms) * 1e-3, fmt::join(rank.waits_for, ","));
+  return fmt::format("{} {:.1f} s for {}", rank.waits() ? "waiting" : rank.state + ", had waited", static_cast<double>(rank.waits_ms) * 1e-3,
+                     fmt::join(rank.waits_for, ","));
 }
 
 // Who is waited for and waits for nobody: there the others' waiting ends.
 std::vector<std::string> ends_of_waiting(const Postmortem& postmortem) {
   std::map<std::int64_t, std::vector<std::int64_t>> waiters;  // whom -> who
   for (const auto& [number, rank] : postmortem.ranks) {
+    if (!rank.waits()) continue;
     for (const std::int64_t awaited : rank.waits_for) waiters[awaited].push_back(number);
   }
   std::vector<std::string> lines;
   for (const auto& [awaited, by] : waiters) {
     const auto found = postmortem.ranks.find(awaited);
-    if (found == postmortem.ranks.end() || !found->second.waits_for.empty()) continue;
+    if (found == postmortem.ranks.end() || found->second.waits()) continue;
     const Rank& rank = found->second;
     lines.push_back(fmt::format("rank {} ({}) is waited for by rank{} {} and waits for nobody; its last call is {}", awaited, rank.state,
                                 by.size() == 1 ? "" : "s", fmt::join(by, ","), rank.last));

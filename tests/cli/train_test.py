@@ -195,7 +195,7 @@ class Train(unittest.TestCase):
         shown = subprocess.run([ESPALIER, "postmortem", os.path.join(out, "postmortem.json")], capture_output=True, text=True, timeout=20)
         self.assertEqual((shown.returncode, shown.stderr), (0, ""))
         self.assertRegex(shown.stdout, rf"rank 2 \(pid {ranks[2]}\) died; its last call is ")
-        self.assertRegex(shown.stdout, rf"\n2 +{ranks[2]} +died ")
+        self.assertRegex(shown.stdout, rf"\n2 +{ranks[2]} +died\b")
         print(f"ended after {seconds:.2f} s:\n{errors}", file=sys.stderr)
 
     def test_sigterm_and_sigint_end_every_rank_within_two_seconds(self):

@@ -19,6 +19,7 @@
 
 #include "apps/espalier/commands.hpp"
 #include "espalier/base/error.hpp"
+#include "espalier/base/host_name.hpp"
 #include "espalier/plan/launch/environment.hpp"
 
 namespace espalier::command {
@@ -66,10 +67,8 @@ std::string works(long descriptor) {
 }
 
 Json host_facts() {
-  char name[256] = {};
-  gethostname(name, sizeof name - 1);
   std::error_code ignored;
-  return {{"host", name},
+  return {{"host", host_name()},
           {"cores", usable_cores()},
           {"memory_mib", memory_mib("MemTotal")},
           {"memory_available_mib", memory_mib("MemAvailable")},

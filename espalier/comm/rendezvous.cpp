@@ -26,6 +26,7 @@
 #include <utility>
 
 #include "espalier/base/check.hpp"
+#include "espalier/base/host_name.hpp"
 #include "espalier/comm/local_meeting.hpp"
 
 namespace espalier::detail {
@@ -334,14 +335,15 @@ std::string Participant::to_string() const {
 }
 
 Participant this_participant(std::int64_t world_size, std::string_view backend) {
-  char name[256] = {};
-  gethostname(name, sizeof name - 1);
   std::error_code ignored;
   const auto space = std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
   const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored).string();
-  return {name,       read_line("/proc/sys/kernel/random/boot_id") + " " + space,
-          getpid(),   program,
-          world_size, std::string(backend)};
+  return {host_name(),
+          read_line("/proc/sys/kernel/random/boot_id") + " " + space,
+          getpid(),
+          program,
+          world_size,
+          std::string(backend)};
 }
 
 Roster gather(const std::shared_ptr<C10dStore>& store, std::int64_t rank, const Participant& self,

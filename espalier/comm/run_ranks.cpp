@@ -2,7 +2,6 @@
 #include "espalier/comm/run_ranks.hpp"
 
 #include <ATen/Parallel.h>
-#include <unistd.h>
 
 #include <exception>
 #include <mutex>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "espalier/base/check.hpp"
+#include "espalier/base/host_name.hpp"
 #include "espalier/comm/backends/c10d/gloo.hpp"
 #include "espalier/comm/backends/host/host_transport.hpp"
 #include "espalier/comm/threads.hpp"
@@ -59,12 +59,6 @@ std::string current_text() {
   } catch (...) {
     return "an exception of unknown type";
   }
-}
-
-std::string host_name() {
-  char name[256] = {};
-  ::gethostname(name, sizeof(name) - 1);
-  return name;
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "espalier/base/check.hpp"
+#include "espalier/base/host_name.hpp"
 #include "espalier/comm/backends/c10d/gloo.hpp"
 #include "espalier/comm/backends/host/host_transport.hpp"
 #include "espalier/comm/backends/mpi/mpi.hpp"
@@ -114,7 +115,7 @@ World World::from_environment(const WorldOptions& asked) {
                       .size = found.world_size.value,
                       .local_rank = found.local_rank.value,
                       .local_size = 1,
-                      .host = detail::this_participant(1, "").host,
+                      .host = host_name(),
                       .launcher = std::string(to_string(found.launcher)),
                       .backend = requested.value_or(Backend::host)};
   ESPALIER_CHECK_CONFIG(requested != Backend::c10d,

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/comm/backends/host/postmortem.hpp"
 
-#include <unistd.h>
-
 #include <array>
 #include <ctime>
 #include <exception>
 #include <nlohmann/json.hpp>
 
 #include "espalier/base/atomic_file.hpp"
+#include "espalier/base/host_name.hpp"
 
 namespace espalier::detail::host {
 namespace {
@@ -64,10 +63,8 @@ std::string utc_now() {
 
 std::string write_postmortem(const Segment& segment, std::int64_t writer, const std::string& path, std::string_view reason) {
   const std::int64_t now_ns = coarse_now_ns();
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);
-  Json file{{"espalier_postmortem", 1}, {"time", utc_now()},  {"host", host.data()},
-            {"reason", reason},         {"writer", writer},   {"ranks", Json::array()}};
+  Json file{{"espalier_postmortem", 1}, {"time", utc_now()}, {"host", host_name()},
+            {"reason", reason},         {"writer", writer},  {"ranks", Json::array()}};
   for (std::int64_t rank = 0; rank < segment.num_ranks(); ++rank) file["ranks"].push_back(to_json(segment.slot(rank), rank, now_ns));
   try {
     write_file_atomically(path, file.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");

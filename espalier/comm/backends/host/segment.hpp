@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 
+#include "espalier/comm/backends/host/call.hpp"
 #include "espalier/comm/backends/host/history.hpp"
 #include "espalier/comm/store.hpp"
 

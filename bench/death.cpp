@@ -21,7 +21,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <new>
 #include <random>
@@ -33,6 +32,7 @@
 #include "espalier/comm/backends/host/host_transport.hpp"
 #include "espalier/comm/collectives.hpp"
 #include "espalier/comm/world_state.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace esp = espalier;
 using std::chrono::milliseconds;
@@ -145,14 +145,12 @@ Round play(const Connect& connect, int delay_ms) {
   void* memory = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) std::exit(1);
   auto* board = new (memory) Board;
-  std::string folder = (std::filesystem::temp_directory_path() / "bench-death-XXXXXX").string();
-  if (::mkdtemp(folder.data()) == nullptr) std::exit(1);
+  const esp::testing_support::TemporaryFolder folder;
   for (std::int64_t rank = 0; rank < kRanks; ++rank) {
-    if (::fork() == 0) run_rank(connect, rank, folder, delay_ms, *board);
+    if (::fork() == 0) run_rank(connect, rank, folder.path(), delay_ms, *board);
   }
   while (::wait(nullptr) > 0) {
   }
-  std::filesystem::remove_all(folder);
   Round round;
   round.first_ms = 1e9;
   for (std::int64_t rank = 0; rank < kRanks; ++rank) {

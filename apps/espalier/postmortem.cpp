@@ -6,10 +6,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <CLI/App.hpp>
@@ -17,6 +17,7 @@
 
 #include "apps/espalier/commands.hpp"
 #include "espalier/base/check.hpp"
+#include "espalier/base/read_file.hpp"
 
 namespace espalier::command {
 namespace {
@@ -50,12 +51,13 @@ std::string describe(const Json& call) {
 }
 
 Postmortem read(const std::string& path) {
-  std::ifstream file(path);
-  ESPALIER_CHECK_CONFIG(file.good(), "postmortem: {} cannot be read; expected a file that a failed world wrote (ESPALIER_POSTMORTEM)",
-                        path);
+  std::string content;
+  const int error = read_file(path, content);
+  ESPALIER_CHECK_CONFIG(error == 0, "postmortem: {} cannot be read: {}; expected a file that a failed world wrote (ESPALIER_POSTMORTEM)",
+                        path, std::system_category().message(error));
   Postmortem result;
   try {
-    const Json json = Json::parse(file);
+    const Json json = Json::parse(content);
     if (json.at("espalier_postmortem") != 1) throw std::invalid_argument("its format is not version 1");
     result.time = json.at("time");
     result.host = json.at("host");

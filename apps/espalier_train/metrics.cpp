@@ -6,14 +6,13 @@
 
 #include <cerrno>
 #include <charconv>
-#include <fstream>
-#include <iterator>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "espalier/base/atomic_file.hpp"
 #include "espalier/base/check.hpp"
+#include "espalier/base/read_file.hpp"
 
 namespace espalier::command {
 namespace {
@@ -73,10 +72,7 @@ void MetricsWriter::append(const MetricsRow& row) {
 }
 
 std::vector<MetricsRow> read_metrics(const std::string& path) {
-  std::ifstream stream(path, std::ios::binary);
-  ESPALIER_CHECK_CONFIG(stream.is_open(), "{}: cannot open the file: {}", path,
-                        std::system_category().message(errno));
-  const std::string content{std::istreambuf_iterator<char>(stream), {}};
+  const std::string content = read_file(path);
   std::string_view text = content;
   ESPALIER_CHECK_CONFIG(text.starts_with(kHeader),
                         "{}: line 1 is not '{}'; expected a metrics file of an earlier run", path,

@@ -5,10 +5,9 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
 #include "espalier/base/check.hpp"
+#include "espalier/base/read_file.hpp"
 #include "espalier/plan/launch/launch.hpp"
 
 namespace espalier::command {
@@ -18,8 +17,7 @@ constexpr const char* kTerminalVariable = "ESPALIER_TERMINAL";
 
 // This program and its arguments, as it was started.
 std::vector<std::string> own_command_line() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  const std::string all{std::istreambuf_iterator<char>(file), {}};
+  const std::string all = read_file("/proc/self/cmdline");
   std::vector<std::string> words;
   for (std::size_t begin = 0; begin < all.size();) {
     const std::size_t end = all.find('\0', begin);

@@ -8,13 +8,13 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "espalier/base/atomic_file.hpp"
 #include "espalier/base/check.hpp"
+#include "espalier/base/read_file.hpp"
 #include "espalier/comm/together.hpp"
 #include "espalier/sharding/tensor_file.hpp"
 
@@ -26,12 +26,6 @@ namespace fs = std::filesystem;
 constexpr int kFormatVersion = 1;
 
 std::string step_name(std::int64_t step) { return fmt::format("step-{:08}", step); }
-
-std::string read_text(const fs::path& path) {
-  std::ifstream stream(path);
-  ESPALIER_CHECK_CONFIG(stream.good(), "checkpoint: {} cannot be read", path.string());
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
 
 // All checkpoint folders but the newest two, never the one `latest` names.
 void remove_old(const fs::path& folder, const std::string& latest) {
@@ -86,10 +80,10 @@ std::optional<CheckpointManifest> read_manifest(const std::string& folder, const
   together(world, [&] {
     const fs::path root(folder);
     if (!fs::exists(root / "latest")) return;
-    latest = read_text(root / "latest");
+    latest = read_file(root / "latest");
     latest.erase(latest.find_last_not_of(" \n") + 1);
     const fs::path path = root / latest / "manifest.json";
-    const auto json = nlohmann::json::parse(read_text(path), nullptr, /*allow_exceptions=*/false);
+    const auto json = nlohmann::json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
     ESPALIER_CHECK_CONFIG(json.is_object() && json.value("format", "") == "espalier checkpoint",
                           "checkpoint: {} is not the manifest of an espalier checkpoint", path.string());
     ESPALIER_CHECK_CONFIG(json.value("version", 0) == kFormatVersion, "checkpoint: {} has format version {}; this program reads {}",

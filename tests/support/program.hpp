@@ -14,8 +14,8 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <map>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -47,8 +47,9 @@ inline int count_processes(const std::string& marker) {
   DIR* proc = opendir("/proc");
   while (const dirent* entry = readdir(proc)) {
     std::ifstream file("/proc/" + std::string(entry->d_name) + "/cmdline");
-    const std::string line{std::istreambuf_iterator<char>(file), {}};
-    if (line.find(marker) != std::string::npos) ++count;
+    std::ostringstream line;
+    line << file.rdbuf();  // nothing where the process ends meanwhile
+    if (line.str().find(marker) != std::string::npos) ++count;
   }
   closedir(proc);
   return count;

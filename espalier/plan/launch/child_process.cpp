@@ -14,10 +14,9 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 
 #include "espalier/base/check.hpp"
+#include "espalier/base/read_file.hpp"
 
 namespace espalier::detail {
 
@@ -164,8 +163,8 @@ std::vector<pid_t> children_of_this_process() {
     char* end = nullptr;
     const long pid = std::strtol(entry->d_name, &end, 10);
     if (*end != '\0' || pid <= 0) continue;
-    std::ifstream file("/proc/" + std::string(entry->d_name) + "/stat");
-    const std::string stat{std::istreambuf_iterator<char>(file), {}};
+    std::string stat;  // a process may end while its file is read
+    if (read_file(fmt::format("/proc/{}/stat", pid), stat) != 0) continue;
     const auto name_end = stat.rfind(')');  // the name may hold spaces and parentheses
     if (name_end == std::string::npos || name_end + 4 >= stat.size()) continue;
     if (std::strtol(stat.c_str() + name_end + 4, nullptr, 10) == getpid())

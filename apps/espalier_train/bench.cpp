@@ -111,6 +111,25 @@ const std::array kOperations{
               [](Buffers& b, const Group& group) { return all_to_all_into(b.output, b.input, group); }},
     Operation{"broadcast", false, once, in_place, [](const Buffers& b, const Group&) { return at::ones_like(b.output); },
               [](Buffers& b, const Group& group) { return broadcast_(b.output, group, 0); }},
+    Operation{"reduce", false, once, in_place,
+              [](const Buffers& b, const Group& group) { return at::full_like(b.output, group.rank() == 0 ? sum_of_ranks(group) : group.rank() + 1); },
+              [](Buffers& b, const Group& group) { return reduce_(b.output, group, 0); }},
+    Operation{"gather", true, others,
+              [](std::int64_t count, const at::TensorOptions& options, const Group& group) {
+                return Buffers{filled(count / group.size(), options, group.rank() + 1), filled(count, options, 0)};
+              },
+              [](const Buffers& b, const Group& group) {
+                return parts(b.input.numel(), b.output.options(), group,
+                             [&](std::int64_t member) { return group.rank() == 0 ? member + 1 : 0; });
+              },
+              [](Buffers& b, const Group& group) { return gather_into(b.output, b.input, group, 0); }},
+    Operation{"scatter", true, others,
+              [](std::int64_t count, const at::TensorOptions& options, const Group& group) {
+                return Buffers{parts(count / group.size(), options, group, [&](std::int64_t to) { return from_to(group.rank(), to); }),
+                               filled(count / group.size(), options, 0)};
+              },
+              [](const Buffers& b, const Group& group) { return at::full_like(b.output, from_to(0, group.rank())); },
+              [](Buffers& b, const Group& group) { return scatter_into(b.output, b.input, group, 0); }},
     // Around the ring.
     Operation{"send_recv", false, once, two,
               [](const Buffers& b, const Group& group) { return at::full_like(b.output, previous(group) + 1); },

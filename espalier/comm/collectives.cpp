@@ -158,6 +158,16 @@ struct Reduction {
   at::ScalarType dtype;
   ReduceOp op;
   bool divides;
+
+  // What is left to do once `travels` holds the reduction that belongs into `memory`.
+  std::function<void()> finish(at::Tensor memory, at::Tensor travels, std::int64_t size, std::function<void()> copy_back) const {
+    if (travels.is_same(memory) && !divides) return copy_back;
+    return [memory = std::move(memory), travels = std::move(travels), by = divides ? size : 1, copy_back = std::move(copy_back)] {
+      if (!travels.is_same(memory)) memory.copy_(travels);
+      if (by != 1) memory.div_(by);
+      if (copy_back) copy_back();
+    };
+  }
 };
 
 Reduction plan_reduction(at::ScalarType dtype, ReduceOp op, const Capabilities& can) {
@@ -182,14 +192,23 @@ Work all_reduce_(at::Tensor& tensor, const Group& group, ReduceOp op) {
   at::Tensor memory = writable(tensor, true, finish);
   const Reduction plan = plan_reduction(memory.scalar_type(), op, group.capabilities());
   const at::Tensor travels = memory.to(plan.dtype);
-  if (!travels.is_same(memory) || plan.divides) {
-    finish = [memory, travels, divides = plan.divides, size = group.size(), copy_back = std::move(finish)] {
-      if (!travels.is_same(memory)) memory.copy_(travels);
-      if (divides) memory.div_(size);
-      if (copy_back) copy_back();
-    };
-  }
-  return finishing(group, group.state().communicator->all_reduce(travels, plan.op), std::move(finish));
+  return finishing(group, group.state().communicator->all_reduce(travels, plan.op),
+                   plan.finish(memory, travels, group.size(), std::move(finish)));
+}
+
+Work reduce_(at::Tensor& tensor, const Group& group, std::int64_t root, ReduceOp op) {
+  begin("reduce_", group);
+  check_tensor("reduce_", "reduced", tensor, group);
+  check_reduction("reduce_", op, tensor, group);
+  check_peer("reduce_", "root", root, group);
+  if (group.size() == 1) return {};
+  const Reduction plan = plan_reduction(tensor.scalar_type(), op, group.capabilities());
+  if (group.rank() != root) return Work(group.state().communicator->reduce({}, readable(tensor).to(plan.dtype), plan.op, root));
+  std::function<void()> finish;
+  const at::Tensor memory = writable(tensor, true, finish);
+  const at::Tensor travels = memory.to(plan.dtype);
+  return finishing(group, group.state().communicator->reduce(travels, travels, plan.op, root),
+                   plan.finish(memory, travels, group.size(), std::move(finish)));
 }
 
 Work broadcast_(at::Tensor& tensor, const Group& group, std::int64_t root) {
@@ -256,6 +275,43 @@ Work all_gather_v(std::span<at::Tensor> outputs, const at::Tensor& input, const 
   return finishing(group, group.state().communicator->all_gather(all, padded), std::move(finish));
 }
 
+Work gather_into(at::Tensor& output, const at::Tensor& input, const Group& group, std::int64_t root) {
+  begin("gather_into", group);
+  check_tensor("gather_into", "input", input, group);
+  check_peer("gather_into", "root", root, group);
+  if (group.rank() != root) return Work(group.state().communicator->gather({}, readable(input), root));
+  check_tensor("gather_into", "output", output, group);
+  check_same_dtype("gather_into", output, input, group);
+  ESPALIER_CHECK_CONFIG(output.numel() == group.size() * input.numel(),
+                        "gather_into on group '{}': the root's output has {} elements; expected {} members x {} elements of the "
+                        "input = {}",
+                        group.name(), output.numel(), group.size(), input.numel(), group.size() * input.numel());
+  if (group.size() == 1) return copy_elements(output, input);
+  std::function<void()> finish;
+  const at::Tensor memory = writable(output, false, finish);
+  return finishing(group, group.state().communicator->gather(memory, readable(input), root), std::move(finish));
+}
+
+Work scatter_into(at::Tensor& output, const at::Tensor& input, const Group& group, std::int64_t root) {
+  begin("scatter_into", group);
+  check_tensor("scatter_into", "output", output, group);
+  check_peer("scatter_into", "root", root, group);
+  at::Tensor from;
+  if (group.rank() == root) {
+    check_tensor("scatter_into", "input", input, group);
+    check_same_dtype("scatter_into", output, input, group);
+    ESPALIER_CHECK_CONFIG(input.numel() == group.size() * output.numel(),
+                          "scatter_into on group '{}': the root's input has {} elements; expected {} members x {} elements of the "
+                          "output = {}",
+                          group.name(), input.numel(), group.size(), output.numel(), group.size() * output.numel());
+    if (group.size() == 1) return copy_elements(output, input);
+    from = readable(input);
+  }
+  std::function<void()> finish;
+  const at::Tensor memory = writable(output, false, finish);
+  return finishing(group, group.state().communicator->scatter(memory, std::move(from), root), std::move(finish));
+}
+
 Work reduce_scatter_into(at::Tensor& output, const at::Tensor& input, const Group& group, ReduceOp op) {
   begin("reduce_scatter_into", group);
   check_tensor("reduce_scatter_into", "output", output, group);
@@ -272,14 +328,8 @@ Work reduce_scatter_into(at::Tensor& output, const at::Tensor& input, const Grou
   const Reduction plan = plan_reduction(memory.scalar_type(), op, group.capabilities());
   const at::Tensor travels_in = readable(input).to(plan.dtype);
   const at::Tensor travels_out = plan.dtype == memory.scalar_type() ? memory : at::empty(memory.sizes(), plan.dtype);
-  if (!travels_out.is_same(memory) || plan.divides) {
-    finish = [memory, travels_out, divides = plan.divides, size = group.size(), copy_back = std::move(finish)] {
-      if (!travels_out.is_same(memory)) memory.copy_(travels_out);
-      if (divides) memory.div_(size);
-      if (copy_back) copy_back();
-    };
-  }
-  return finishing(group, group.state().communicator->reduce_scatter(travels_out, travels_in, plan.op), std::move(finish));
+  return finishing(group, group.state().communicator->reduce_scatter(travels_out, travels_in, plan.op),
+                   plan.finish(memory, travels_out, group.size(), std::move(finish)));
 }
 
 Work all_to_all_into(at::Tensor& output, const at::Tensor& input, const Group& group,

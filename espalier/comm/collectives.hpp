@@ -24,6 +24,9 @@ enum class ReduceOp { sum, mean, product, min, max, bit_and, bit_or, bit_xor };
 // tensor <- reduction over all members. Bytes a rank moves: about 2 * (size-1)/size * numel.
 Work all_reduce_(at::Tensor& tensor, const Group& group, ReduceOp op = ReduceOp::sum);
 
+// The root's tensor <- reduction over all members; the others' tensors are read and stay as they are.
+Work reduce_(at::Tensor& tensor, const Group& group, std::int64_t root, ReduceOp op = ReduceOp::sum);
+
 // tensor <- the root's tensor.
 Work broadcast_(at::Tensor& tensor, const Group& group, std::int64_t root);
 
@@ -32,6 +35,13 @@ Work all_gather_into(at::Tensor& output, const at::Tensor& input, const Group& g
 
 // outputs[i] <- member i's input; sizes may differ (also zero), each outputs[i] has member i's number of elements.
 Work all_gather_v(std::span<at::Tensor> outputs, const at::Tensor& input, const Group& group);
+
+// The root's output [size * numel(input)] in group order <- every member's input. Same number of elements everywhere. Only the
+// root's output is looked at; the others may pass any tensor, also an undefined one.
+Work gather_into(at::Tensor& output, const at::Tensor& input, const Group& group, std::int64_t root);
+
+// output <- my 1/size, in group order, of the root's input [size * numel(output)]. Only the root's input is looked at.
+Work scatter_into(at::Tensor& output, const at::Tensor& input, const Group& group, std::int64_t root);
 
 // output <- my 1/size of the reduction of input [size * numel(output)].
 Work reduce_scatter_into(at::Tensor& output, const at::Tensor& input, const Group& group, ReduceOp op = ReduceOp::sum);

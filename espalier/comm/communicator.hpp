@@ -41,6 +41,11 @@ class Communicator {
   virtual const Capabilities& capabilities() const = 0;
   virtual std::shared_ptr<Operation> all_reduce(at::Tensor tensor, ReduceOp op) = 0;
   virtual std::shared_ptr<Operation> broadcast(at::Tensor tensor, std::int64_t root) = 0;
+  // What the root alone uses, the output of reduce and gather and the input of scatter, is undefined on the others. The
+  // root's output of reduce is its input.
+  virtual std::shared_ptr<Operation> reduce(at::Tensor output, at::Tensor input, ReduceOp op, std::int64_t root) = 0;
+  virtual std::shared_ptr<Operation> gather(at::Tensor output, at::Tensor input, std::int64_t root) = 0;
+  virtual std::shared_ptr<Operation> scatter(at::Tensor output, at::Tensor input, std::int64_t root) = 0;
   virtual std::shared_ptr<Operation> all_gather(at::Tensor output, at::Tensor input) = 0;
   virtual std::shared_ptr<Operation> all_gather_v(std::vector<at::Tensor> outputs, at::Tensor input) = 0;
   virtual std::shared_ptr<Operation> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) = 0;

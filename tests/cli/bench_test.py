@@ -10,8 +10,8 @@ import unittest
 
 from processes import ESPALIER, clean_environment
 
-OPERATIONS = {"all_reduce": 1.5, "reduce_scatter": 0.75, "all_gather": 0.75, "all_to_all": 0.75, "broadcast": 1.0, "send_recv": 1.0,
-              "ping_pong": 2.0, "barrier": 0.0}  # bus bandwidth over algorithm bandwidth with 4 ranks
+OPERATIONS = {"all_reduce": 1.5, "reduce_scatter": 0.75, "all_gather": 0.75, "all_to_all": 0.75, "broadcast": 1.0, "reduce": 1.0,
+              "gather": 0.75, "scatter": 0.75, "send_recv": 1.0, "ping_pong": 2.0, "barrier": 0.0}  # bus bandwidth over algorithm bandwidth with 4 ranks
 
 
 def run(*words):
@@ -58,7 +58,7 @@ class Bench(unittest.TestCase):
 
     def test_refusals(self):
         for text, *words in (
-                ("there is no operation 'reduce'; choose among all_reduce,", "--op", "reduce"),
+                ("there is no operation 'smoke'; choose among all_reduce,", "--op", "smoke"),
                 ("there is no dtype 'float8'", "--dtype", "float8"),
                 ("backend host twice", "--against", "host"),
                 ("there is no 'smoke'", "--backend", "smoke"),

@@ -275,7 +275,7 @@ TEST(C10dBackend, SaysWhatThereIsWhenAskedForWhatThereIsNot) {
     refuses("allreduce on backend 'espalier' of group 'world': 2 lists or tensors; expected 1", [&] { backend->allreduce(two); });
     c10d::ReduceOptions nobody;
     nobody.rootRank = 2;
-    refuses("root 2 is not in the group; its ranks are 0 to 1", [&] { backend->reduce(tensors, nobody); });
+    refuses("root 2 is not in the group; it has 2 members, ranks 0 to 1", [&] { backend->reduce(tensors, nobody); });
     refuses("1 tensors; expected one for each of 2 members", [&] { backend->alltoall(tensors, tensors); });
     refuses("cannot send to itself", [&] { backend->send(tensors, static_cast<int>(world.rank()), 0); });
     backend->barrier()->wait();  // nothing was sent

@@ -127,6 +127,43 @@ void reduce_scatters_every_dtype(World& world, const Promises&) {
   }
 }
 
+void reduces_to_a_root(World& world, const Promises&) {
+  const Group& group = world.group();
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const ReduceOp op : kOps) {
+      if (!makes_sense(op, dtype)) continue;
+      for (const std::int64_t count : {0, 1, 7, 1003, 70'001}) {
+        for (const std::int64_t root : {std::int64_t{0}, group.size() - 1}) {
+          at::Tensor tensor = data(world.rank(), count, dtype);
+          reduce_(tensor, group, root, op).wait();
+          check_equal(tensor, group.rank() == root ? reduced(data_of_all(group, count, dtype), op) : data(world.rank(), count, dtype),
+                      fmt::format("reduce_ to {} of {} {}, operation {}", root, count, c10::toString(dtype), static_cast<int>(op)));
+        }
+      }
+    }
+  }
+}
+
+void gathers_and_scatters_every_dtype(World& world, const Promises&) {
+  const Group& group = world.group();
+  const std::int64_t size = group.size();
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const std::int64_t count : {0, 1, 7, 1003, 300'001}) {
+      for (const std::int64_t root : {std::int64_t{0}, size - 1}) {
+        at::Tensor gathered;
+        if (group.rank() == root) gathered = at::zeros({size, count}, dtype);
+        gather_into(gathered, data(world.rank(), count, dtype), group, root).wait();
+        if (group.rank() == root) check_equal(gathered, at::stack(data_of_all(group, count, dtype)), "gather_into");
+
+        at::Tensor scattered = at::zeros({count}, dtype), all;
+        if (group.rank() == root) all = data(world.rank(), size * count, dtype);
+        scatter_into(scattered, all, group, root).wait();
+        check_equal(scattered, data(group.world_rank(root), count, dtype, group.rank() * count), "scatter_into");
+      }
+    }
+  }
+}
+
 void moves_every_dtype(World& world, const Promises&) {
   const Group& group = world.group();
   const std::int64_t size = group.size();
@@ -215,6 +252,18 @@ void takes_tensors_that_are_not_contiguous(World& world, const Promises&) {
   broadcast_(tensor, group, size - 1).wait();
   check_equal(tensor, all.back(), "broadcast_");
 
+  tensor = strided(mine);
+  reduce_(tensor, group, 0).wait();
+  check_equal(tensor, group.rank() == 0 ? reduced(all, ReduceOp::sum) : mine, "reduce_");
+
+  tensor = strided(at::zeros({size * size, 6}));
+  gather_into(tensor, strided(mine), group, 0).wait();
+  check_equal(tensor, group.rank() == 0 ? at::cat(all) : at::zeros({size * size, 6}), "gather_into");
+
+  at::Tensor row = strided(at::zeros({1, 6}));
+  scatter_into(row, strided(mine), group, 0).wait();
+  check_equal(row, all[0].narrow(0, group.rank(), 1), "scatter_into");
+
   tensor = strided(at::zeros({size * size, 6}));
   all_gather_into(tensor, strided(mine), group).wait();
   check_equal(tensor, at::cat(all), "all_gather_into");
@@ -249,7 +298,12 @@ void groups_of_one_are_local(World& world, const Promises&) {
   at::Tensor tensor = data(world.rank(), 5, at::kFloat);
   at::Tensor output = at::zeros({5});
   all_reduce_(tensor, alone, ReduceOp::mean).wait();
+  reduce_(tensor, alone, 0, ReduceOp::mean).wait();
   broadcast_(tensor, alone, 0).wait();
+  gather_into(output, tensor, alone, 0).wait();
+  check_equal(output, data(world.rank(), 5, at::kFloat), "gather_into");
+  scatter_into(output.zero_(), tensor, alone, 0).wait();
+  check_equal(output, data(world.rank(), 5, at::kFloat), "scatter_into");
   all_gather_into(output, tensor, alone).wait();
   check_equal(output, data(world.rank(), 5, at::kFloat), "all_gather_into");
   reduce_scatter_into(output.zero_(), tensor, alone).wait();
@@ -308,6 +362,9 @@ void sums_in_the_order_of_ranks(World& world, const Promises& promises) {
       at::Tensor tensor = contributions[static_cast<std::size_t>(group.rank())].clone();
       all_reduce_(tensor, group).wait();
       if (promises.ordered_sums) check_equal(tensor, expected, "all_reduce_");
+      at::Tensor at_root = contributions[static_cast<std::size_t>(group.rank())].clone();
+      reduce_(at_root, group, 0).wait();
+      if (promises.ordered_sums && group.rank() == 0) check_equal(at_root, expected, "reduce_");
       at::Tensor all = at::empty({group.size(), count}, dtype);
       all_gather_into(all, tensor, group).wait();
       for (std::int64_t member = 0; member < group.size(); ++member) check_equal(all[member], tensor, "other members' bits");
@@ -512,6 +569,17 @@ void refuses_wrong_arguments(World& world, const Promises&) {
   refuses("mean needs a floating dtype", [&] { (void)all_reduce_(integers, group, ReduceOp::mean); });
   refuses("bit_ operations need an integer", [&] { (void)all_reduce_(tensor, group, ReduceOp::bit_or); });
   refuses(fmt::format("root {} is not in the group", size), [&] { (void)broadcast_(tensor, group, size); });
+  refuses("mean needs a floating dtype", [&] { (void)reduce_(integers, group, 0, ReduceOp::mean); });
+  refuses("root -1 is not in the group", [&] { (void)reduce_(tensor, group, -1); });
+  refuses(fmt::format("root {} is not in the group", size), [&] { (void)gather_into(tensor, tensor, group, size); });
+  refuses(fmt::format("root {} is not in the group", size), [&] { (void)scatter_into(tensor, tensor, group, size); });
+  refuses("the output tensor is undefined", [&] { (void)gather_into(undefined, tensor, group, group.rank()); });
+  refuses(fmt::format("the root's output has 2 elements; expected {} members x 3", size),
+          [&] { (void)gather_into(small, tensor, group, group.rank()); });
+  refuses("the input tensor is undefined", [&] { (void)scatter_into(tensor, undefined, group, group.rank()); });
+  refuses(fmt::format("the root's input has 3 elements; expected {} members x 3", size),
+          [&] { (void)scatter_into(tensor, tensor, group, group.rank()); });
+  refuses("output is float32 but input is int32", [&] { (void)scatter_into(tensor, integers, group, group.rank()); });
   refuses("receiver -1 is not in the group", [&] { (void)send(tensor, group, -1); });
   refuses("cannot send to itself", [&] { (void)send(tensor, group, group.rank()); });
   refuses("cannot receive from itself", [&] { (void)recv(tensor, group, group.rank()); });
@@ -554,6 +622,26 @@ void different_counts_and_dtypes_are_named(World& world, const Promises&) {
   const std::string text = error_of<CommError>([&] { all_reduce_(tensor, world.group()).wait(); });
   check_contains(text, "float32 x 4");
   check_contains(text, "float64 x 5");
+}
+
+// Who sends nothing learns it too: here each takes itself for the root, or the other.
+void different_roots_are_named(World& world, const std::function<Work(at::Tensor&)>& call) {
+  at::Tensor tensor = at::zeros({4});
+  barrier(world.group()).wait();
+  const auto before = steady_clock::now();
+  const std::string text = error_of<CommError>([&] { call(tensor).wait(); });
+  check(steady_clock::now() - before < milliseconds(5000), "it took {} ms", (steady_clock::now() - before) / milliseconds(1));
+  check_contains(text, "(float32 x 4, root 0)");
+  check_contains(text, "(float32 x 4, root 1)");
+}
+void two_roots_of_a_gather_are_named(World& world, const Promises&) {
+  different_roots_are_named(world, [&](at::Tensor& tensor) {
+    at::Tensor all = at::zeros({8});
+    return gather_into(all, tensor, world.group(), world.rank());
+  });
+}
+void no_root_of_a_broadcast_is_named(World& world, const Promises&) {
+  different_roots_are_named(world, [&](at::Tensor& tensor) { return broadcast_(tensor, world.group(), 1 - world.rank()); });
 }
 
 void different_sends_and_receives_are_named(World& world, const Promises&) {
@@ -612,6 +700,8 @@ const std::vector<Case>& cases() {
     return std::vector<Case>{
         {"AllReducesEveryDtype", {2, 3, 4}, all_reduces_every_dtype},
         {"ReduceScattersEveryDtype", {2, 3}, reduce_scatters_every_dtype},
+        {"ReducesToARoot", {2, 3, 4}, reduces_to_a_root},
+        {"GathersAndScattersEveryDtype", {2, 3, 5}, gathers_and_scatters_every_dtype},
         {"MovesEveryDtype", {2, 3, 5}, moves_every_dtype},
         {"AllToAllWithSplits", {2, 3, 4}, all_to_all_with_splits},
         {"TakesTensorsThatAreNotContiguous", {2, 3}, takes_tensors_that_are_not_contiguous},
@@ -624,6 +714,10 @@ const std::vector<Case>& cases() {
         {"SendArrivesWhileItsSenderComputes", {2}, send_arrives_while_its_sender_computes, buffered},
         {.name = "RunsInASmallArena", .sizes = {3}, .body = moves_every_dtype, .applies = buffered,
          .arena_bytes = 128 << 10},
+        {.name = "ReducesToARootInASmallArena", .sizes = {3}, .body = reduces_to_a_root, .applies = buffered,
+         .arena_bytes = 128 << 10},
+        {.name = "GathersAndScattersInASmallArena", .sizes = {3}, .body = gathers_and_scatters_every_dtype, .applies = buffered,
+         .arena_bytes = 128 << 10},
         {.name = "DeliversWhatARankThatLeavesHasSent", .sizes = {2, 3}, .body = delivers_what_a_rank_that_leaves_has_sent,
          .arena_bytes = 1 << 20},
         {"FinishesDroppedWork", {2, 3}, finishes_dropped_work},
@@ -635,6 +729,8 @@ const std::vector<Case>& cases() {
         {"RefusesWrongArguments", {2}, refuses_wrong_arguments},
         {"DifferentCallsAreBothNamed", {2, 3}, different_calls_are_both_named, mismatch},
         {"DifferentCountsAndDtypesAreNamed", {2}, different_counts_and_dtypes_are_named, mismatch},
+        {"TwoRootsOfAGatherAreNamed", {2}, two_roots_of_a_gather_are_named, mismatch},
+        {"NoRootOfABroadcastIsNamed", {2}, no_root_of_a_broadcast_is_named, mismatch},
         {"DifferentSendsAndReceivesAreNamed", {2, 3}, different_sends_and_receives_are_named, mismatch},
         {"LeavingRankIsNamed", {2, 4}, leaving_rank_is_named, leavers},
         {"DeadlineNamesWhoIsWaitedFor", {2, 3}, deadline_names_who_is_waited_for, leavers},

@@ -208,6 +208,12 @@ at::Tensor as_bytes(const at::Tensor& tensor) {
   return tensor.view({tensor.numel()}).view(at::kByte);
 }
 
+// As a list for one device: equal parts of the tensor's bytes; without a tensor, nothing.
+std::vector<std::vector<at::Tensor>> parts_of(const at::Tensor& tensor, std::int64_t count) {
+  if (!tensor.defined()) return {};
+  return {as_bytes(tensor).chunk(count)};
+}
+
 c10d::ReduceOp to_c10d(ReduceOp op) {
   switch (op) {
     case ReduceOp::sum:
@@ -290,6 +296,51 @@ class C10dCommunicator final : public Communicator {
           if (op == ReduceOp::mean) travels.div_(size);
           if (!travels.is_alias_of(tensor)) tensor.copy_(travels);
         });
+  }
+
+  // Every member's tensor may be written on the way.
+  std::shared_ptr<Operation> reduce(at::Tensor output, at::Tensor input, ReduceOp op,
+                                    std::int64_t root) override {
+    if (input.numel() == 0) return nothing_to_do();
+    at::Tensor travels = reducible(input);
+    if (!output.defined() && travels.is_alias_of(input)) travels = travels.clone();
+    std::vector<at::Tensor> list{travels};
+    c10d::ReduceOptions options;
+    options.reduceOp = to_c10d(input.scalar_type() == at::kBool ? on_truth_values(op) : op);
+    options.rootRank = root;
+    return post(
+        described("reduce", op, input, fmt::format(", root {})", root)), input.nbytes(),
+        [&] { return group()->reduce(list, options); },
+        [output, travels, op, size = members_.size()]() mutable {
+          if (!output.defined()) return;
+          if (op == ReduceOp::mean) travels.div_(size);
+          if (!travels.is_alias_of(output)) output.copy_(travels);
+        });
+  }
+
+  std::shared_ptr<Operation> gather(at::Tensor output, at::Tensor input,
+                                    std::int64_t root) override {
+    if (input.numel() == 0) return nothing_to_do();
+    auto to = parts_of(output, members_.size());
+    std::vector<at::Tensor> from{as_bytes(input)};
+    c10d::GatherOptions options;
+    options.rootRank = root;
+    return post(
+        described("gather", input, fmt::format(", root {})", root)), input.nbytes(),
+        [&] { return group()->gather(to, from, options); }, [output, input] {});
+  }
+
+  std::shared_ptr<Operation> scatter(at::Tensor output, at::Tensor input,
+                                     std::int64_t root) override {
+    if (output.numel() == 0) return nothing_to_do();
+    std::vector<at::Tensor> to{as_bytes(output)};
+    auto from = parts_of(input, members_.size());
+    c10d::ScatterOptions options;
+    options.rootRank = root;
+    return post(
+        described("scatter", output, fmt::format(", root {})", root)),
+        input.defined() ? input.nbytes() : 0,
+        [&] { return group()->scatter(to, from, options); }, [output, input] {});
   }
 
   std::shared_ptr<Operation> broadcast(at::Tensor tensor, std::int64_t root) override {
@@ -415,10 +466,11 @@ class C10dCommunicator final : public Communicator {
       return fmt::format("{}({} x {}{} #{}{}", what, dtype, count, rest, sequence, suffix);
     };
   }
-  Described described(const char* what, ReduceOp op, const at::Tensor& tensor) const {
-    return [what, op, dtype = dtype_name(tensor.scalar_type()), count = tensor.numel(),
+  Described described(const char* what, ReduceOp op, const at::Tensor& tensor,
+                      std::string rest = ")") const {
+    return [what, op, dtype = dtype_name(tensor.scalar_type()), count = tensor.numel(), rest,
             suffix = suffix()](auto sequence) {
-      return fmt::format("{}({}, {} x {}) #{}{}", what, detail::to_string(op), dtype, count,
+      return fmt::format("{}({}, {} x {}{} #{}{}", what, detail::to_string(op), dtype, count, rest,
                          sequence, suffix);
     };
   }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A group of ours as c10d sees it. Each call of c10d becomes one or more of ours, and what has to be done when they are:
 //
-//   reduce                 an all-reduce of a copy, which the root takes
-//   gather, scatter        an all-to-all in which only the root receives, or sends
 //   lists of tensors       copied into one tensor before, or out of it afterwards, where ours take one
 //   ..._coalesced          one after the other, waited for together
 #include <ATen/core/grad_mode.h>
@@ -13,6 +11,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -237,6 +236,8 @@ std::vector<std::int64_t> sizes_of(const Tensors& tensors) {
   return sizes;
 }
 
+std::int64_t total(const std::vector<std::int64_t>& sizes) { return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}); }
+
 at::Tensor joined(const Tensors& tensors) {
   Tensors parts;
   for (const at::Tensor& tensor : tensors) parts.push_back(flat(tensor));
@@ -287,10 +288,7 @@ class GroupBackend final : public c10d::Backend {
 
   WorkRef reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
     auto work = begin(c10d::OpType::REDUCE, options.timeout, tensors);
-    check_root("reduce", options.rootRank);
-    at::Tensor& tensor = one("reduce", tensors);
-    at::Tensor travels = options.rootRank == rank_ ? tensor : tensor.detach().clone();
-    work->works.push_back(all_reduce_(travels, group_, reduction("reduce", options.reduceOp)));
+    work->works.push_back(reduce_(one("reduce", tensors), group_, options.rootRank, reduction("reduce", options.reduceOp)));
     return work;
   }
 
@@ -350,32 +348,31 @@ class GroupBackend final : public c10d::Backend {
   }
 
   WorkRef gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
-    check_root("gather", options.rootRank);
-    const at::Tensor input = flat(one("gather", inputs));
-    std::vector<std::int64_t> to(static_cast<std::size_t>(size_), 0), from = to;
-    to[static_cast<std::size_t>(options.rootRank)] = input.numel();
+    const at::Tensor& input = one("gather", inputs);
     Tensors parts;
+    at::Tensor all;
     if (options.rootRank == rank_) {
       parts = one("gather", outputs);
-      check_members("gather", parts.size());
-      from = sizes_of(parts);
+      check_equal_parts("gather", parts, input);
+      all = at::empty({size_ * input.numel()}, input.options());
     }
-    return exchange(c10d::OpType::GATHER, options.timeout, parts, from, input, to);
+    auto work = begin(c10d::OpType::GATHER, options.timeout, parts);
+    work->works.push_back(gather_into(all, input, group_, options.rootRank));
+    work->finish = [all, parts] { deal_out(all, parts); };
+    return work;
   }
 
   WorkRef scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) override {
-    check_root("scatter", options.rootRank);
-    const Tensors output{one("scatter", outputs)};
-    std::vector<std::int64_t> from(static_cast<std::size_t>(size_), 0), to = from;
-    from[static_cast<std::size_t>(options.rootRank)] = output[0].numel();
-    at::Tensor input = at::empty({0}, output[0].options());
+    at::Tensor& output = one("scatter", outputs);
+    at::Tensor input;
     if (options.rootRank == rank_) {
       const Tensors& parts = one("scatter", inputs);
-      check_members("scatter", parts.size());
-      to = sizes_of(parts);
+      check_equal_parts("scatter", parts, output);
       input = joined(parts);
     }
-    return exchange(c10d::OpType::SCATTER, options.timeout, output, from, input, to);
+    auto work = begin(c10d::OpType::SCATTER, options.timeout, outputs);
+    work->works.push_back(scatter_into(output, input, group_, options.rootRank));
+    return work;
   }
 
   WorkRef alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
@@ -388,7 +385,12 @@ class GroupBackend final : public c10d::Backend {
   WorkRef alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override {
     check_members("alltoall", inputs.size());
     check_members("alltoall", outputs.size());
-    return exchange(c10d::OpType::ALLTOALL, options.timeout, outputs, sizes_of(outputs), joined(inputs), sizes_of(inputs));
+    auto work = begin(c10d::OpType::ALLTOALL, options.timeout, outputs);
+    const at::Tensor input = joined(inputs);
+    at::Tensor received = at::empty({total(sizes_of(outputs))}, input.options());
+    work->works.push_back(all_to_all_into(received, input, group_, sizes_of(outputs), sizes_of(inputs)));
+    work->finish = [received, outputs] { deal_out(received, outputs); };
+    return work;
   }
 
   WorkRef send(Tensors& tensors, int to, int tag) override {
@@ -463,29 +465,20 @@ class GroupBackend final : public c10d::Backend {
                                   where(operation), static_cast<int>(op.op_)));
   }
 
-  void check_root(std::string_view operation, std::int64_t root) const {
-    ESPALIER_CHECK_CONFIG(root >= 0 && root < size_, "{}: root {} is not in the group; its ranks are 0 to {}", where(operation),
-                          root, size_ - 1);
-  }
   void check_members(std::string_view operation, std::size_t count) const {
     ESPALIER_CHECK_CONFIG(static_cast<int>(count) == size_, "{}: {} tensors; expected one for each of {} members", where(operation),
                           count, size_);
   }
+  void check_equal_parts(std::string_view operation, const Tensors& parts, const at::Tensor& mine) const {
+    check_members(operation, parts.size());
+    for (const at::Tensor& part : parts)
+      ESPALIER_CHECK_CONFIG(part.numel() == mine.numel() && part.scalar_type() == mine.scalar_type(),
+                            "{}: one of the root's tensors is {} of {}; expected {} of {}, as every member has", where(operation),
+                            part.numel(), part.dtype().name(), mine.numel(), mine.dtype().name());
+  }
   void check_pairs(std::string_view operation, std::size_t num_outputs, std::size_t num_inputs) const {
     ESPALIER_CHECK_CONFIG(num_outputs == num_inputs, "{}: {} outputs and {} inputs; expected as many", where(operation), num_outputs,
                           num_inputs);
-  }
-
-  // Sends `to[i]` elements of the input to member i; what comes from it, `from[i]` elements, fills the outputs in order.
-  WorkRef exchange(c10d::OpType type, milliseconds timeout, const Tensors& outputs, const std::vector<std::int64_t>& from,
-                   const at::Tensor& input, const std::vector<std::int64_t>& to) const {
-    auto work = begin(type, timeout, outputs);
-    std::int64_t total = 0;
-    for (const std::int64_t count : from) total += count;
-    at::Tensor received = at::empty({total}, input.options());
-    work->works.push_back(all_to_all_into(received, input, group_, from, to));
-    work->finish = [received, outputs] { deal_out(received, outputs); };
-    return work;
   }
 
   const Group group_;

@@ -12,9 +12,12 @@ std::string_view kind_name(CallKind kind) {
   switch (kind) {
     case CallKind::none: return "nothing";
     case CallKind::all_reduce: return "all_reduce";
+    case CallKind::reduce: return "reduce";
     case CallKind::broadcast: return "broadcast";
     case CallKind::all_gather: return "all_gather";
     case CallKind::all_gather_v: return "all_gather_v";
+    case CallKind::gather: return "gather";
+    case CallKind::scatter: return "scatter";
     case CallKind::reduce_scatter: return "reduce_scatter";
     case CallKind::all_to_all: return "all_to_all";
     case CallKind::barrier: return "barrier";
@@ -35,7 +38,10 @@ std::string to_string(const Call& call) {
   switch (call.kind) {
     case CallKind::all_reduce:
     case CallKind::reduce_scatter: return fmt::format("{}({}, {})", name, detail::to_string(call.reduce), what);
-    case CallKind::broadcast: return fmt::format("{}({}, root {})", name, what, call.root);
+    case CallKind::reduce: return fmt::format("{}({}, {}, root {})", name, detail::to_string(call.reduce), what, call.root);
+    case CallKind::broadcast:
+    case CallKind::gather:
+    case CallKind::scatter: return fmt::format("{}({}, root {})", name, what, call.root);
     default: return fmt::format("{}({})", name, what);
   }
 }

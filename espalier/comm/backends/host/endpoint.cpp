@@ -195,7 +195,7 @@ Space& Endpoint::space(std::span<const std::int64_t> members, std::string_view n
     space.members.push_back(static_cast<std::int32_t>(member));
   }
   space.me = space.index_of[static_cast<std::size_t>(rank_)];
-  space.largest_block = arena_.capacity() / 4;
+  space.largest_block = arena_.capacity() / 4 / sizeof(double) * sizeof(double);  // whole elements
   for (std::int32_t i = 1; i < space.size(); ++i) {
     space.others.push_back(space.members[static_cast<std::size_t>((space.me + i) % space.size())]);
   }
@@ -416,10 +416,7 @@ void Endpoint::deliver(Space& space, Message* message) {
   }
   const Call& mine = space.recent[descriptor.sequence % Space::kRecentCalls];
   if (space.next_sequence - descriptor.sequence <= Space::kRecentCalls && mine != descriptor.call) {
-    fail(fmt::format("{}: the ranks call different operations: operation #{} is {} on {} but {} on {}; all members must "
-                     "call the same operations in the same order",
-                     space.describe(), descriptor.sequence, to_string(mine), describe_rank(rank_),
-                     to_string(descriptor.call), describe_rank(message->source)));
+    fail_different(space, descriptor.sequence, mine, descriptor.call, message->source);
   }
   for (Task* task : space.running) {
     if (task->sequence != descriptor.sequence) continue;
@@ -690,8 +687,25 @@ void Endpoint::check_peers(Task& task) {
   check_failed(&task);
   check_left(task);
   for (const std::shared_ptr<Task>& other : std::vector(tasks_)) {  // checking one may finish others
-    if (!other->finished && !other->point_to_point()) check_left(*other);
+    if (other->finished || other->point_to_point()) continue;
+    check_left(*other);
+    if (!other->finished) check_same_call(*other);
   }
+}
+
+// Ranks that wait for each other's messages, as two that both take themselves for the root, learn of it nowhere else.
+void Endpoint::check_same_call(const Task& task) {
+  for (const std::int32_t member : task.awaited()) {
+    const std::int32_t rank = task.space.members[static_cast<std::size_t>(member)];
+    const auto theirs = segment_->slot(rank).history.collective(task.space.context, task.sequence);
+    if (theirs && theirs->call != task.call) fail_different(task.space, task.sequence, task.call, theirs->call, rank);
+  }
+}
+
+void Endpoint::fail_different(const Space& space, std::uint64_t sequence, const Call& mine, const Call& theirs, std::int64_t rank) {
+  fail(fmt::format("{}: the ranks call different operations: operation #{} is {} on {} but {} on {}; all members must call the same "
+                   "operations in the same order",
+                   space.describe(), sequence, to_string(mine), describe_rank(rank_), to_string(theirs), describe_rank(rank)));
 }
 
 void Endpoint::note_deaths() {

@@ -118,6 +118,8 @@ class Endpoint {
   void show_starved(Starved starved);
   void check_failed(const Task* on_behalf);
   void check_peers(Task& task);
+  void check_same_call(const Task& task);
+  [[noreturn]] void fail_different(const Space& space, std::uint64_t sequence, const Call& mine, const Call& theirs, std::int64_t rank);
   void note_deaths();
   bool has_left(const Task& task, std::int64_t rank) const;
   std::vector<std::int32_t> gone(const Task& task) const;

@@ -32,7 +32,7 @@ void History::waits_for(std::int64_t since_ns, std::span<const std::int32_t> ran
 PastCall History::read(std::uint64_t number) const {
   const Words& place = calls_[number % kCalls];
   std::array<std::uint64_t, kWords> words;
-  for (std::size_t i = 0; i < kWords; ++i) words[i] = place[i].load(std::memory_order_relaxed);
+  for (std::size_t i = 0; i < kWords; ++i) words[i] = place[i].load(std::memory_order_acquire);
   PastCall call;
   std::memcpy(static_cast<void*>(&call), words.data(), sizeof(call));
   return call;
@@ -48,6 +48,19 @@ std::vector<PastCall> History::calls() const {
 PastCall History::last_call() const {
   const std::uint64_t end = num_posted_.load(std::memory_order_acquire);
   return end == 0 ? PastCall{} : read(end - 1);
+}
+
+std::optional<PastCall> History::collective(std::uint64_t context, std::uint64_t sequence) const {
+  constexpr std::uint64_t kFar = kCalls / 2;
+  const std::uint64_t end = num_posted_.load(std::memory_order_acquire);
+  for (std::uint64_t number = end; number > end - std::min(end, kFar); --number) {
+    const PastCall past = read(number - 1);
+    const bool point_to_point = past.call.kind == CallKind::send || past.call.kind == CallKind::recv;
+    if (point_to_point || past.context != context || past.sequence != sequence) continue;
+    if (num_posted_.load(std::memory_order_acquire) - number > kFar) return std::nullopt;  // it may have changed meanwhile
+    return past;
+  }
+  return std::nullopt;
 }
 
 PastWait History::wait() const {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -60,6 +61,8 @@ class History {
   std::vector<PastCall> calls() const;
   // CallKind::none if there was none.
   PastCall last_call() const;
+  // Its collective of this number in this space, where it is among the last kCalls / 2; never a half-written one.
+  std::optional<PastCall> collective(std::uint64_t context, std::uint64_t sequence) const;
   PastWait wait() const;
 
  private:

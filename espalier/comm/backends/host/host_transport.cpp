@@ -50,9 +50,15 @@ class HostCommunicator final : public Communicator {
     return post(std::make_shared<ReduceTask>(space_, call, tensor, tensor));
   }
 
+  std::shared_ptr<Operation> reduce(at::Tensor output, at::Tensor input, ReduceOp op, std::int64_t root) override {
+    Call call = call_of(CallKind::reduce, input, root);
+    call.reduce = op;
+    if (root == space_.me) return post(std::make_shared<RootReduceTask>(space_, call, std::move(output)));
+    return exchange(call, {to_root(input, root)}, nothing(), {input});
+  }
+
   std::shared_ptr<Operation> broadcast(at::Tensor tensor, std::int64_t root) override {
-    Call call = call_of(CallKind::broadcast, tensor);
-    call.root = static_cast<std::int32_t>(root);
+    const Call call = call_of(CallKind::broadcast, tensor, root);
     auto incoming = nothing();
     std::vector<ExchangeTask::Outgoing> outgoing;
     if (root == space_.me) {
@@ -64,12 +70,7 @@ class HostCommunicator final : public Communicator {
   }
 
   std::shared_ptr<Operation> all_gather(at::Tensor output, at::Tensor input) override {
-    auto incoming = nothing();
-    const std::size_t bytes = input.nbytes();
-    for (std::size_t member = 0; member < incoming.size(); ++member) {
-      incoming[member] = {.data = bytes_of(output) + member * bytes, .bytes = bytes, .expected = true};
-    }
-    return gather(call_of(CallKind::all_gather, input), std::move(incoming), {output, input});
+    return to_all(call_of(CallKind::all_gather, input), parts_of(output), {output, input});
   }
 
   std::shared_ptr<Operation> all_gather_v(std::vector<at::Tensor> outputs, at::Tensor input) override {
@@ -80,7 +81,34 @@ class HostCommunicator final : public Communicator {
     Call call = call_of(CallKind::all_gather_v, input);
     call.count = Call::kAnyCount;
     outputs.push_back(std::move(input));
-    return gather(call, std::move(incoming), std::move(outputs));
+    return to_all(call, std::move(incoming), std::move(outputs));
+  }
+
+  std::shared_ptr<Operation> gather(at::Tensor output, at::Tensor input, std::int64_t root) override {
+    const Call call = call_of(CallKind::gather, input, root);
+    if (root != space_.me) return exchange(call, {to_root(input, root)}, nothing(), {input});
+    auto incoming = parts_of(output);
+    auto& mine = incoming[static_cast<std::size_t>(root)];
+    mine.expected = false;
+    copy_bytes(mine.data, const_bytes_of(input), mine.bytes);
+    return exchange(call, {}, std::move(incoming), {std::move(output)});
+  }
+
+  std::shared_ptr<Operation> scatter(at::Tensor output, at::Tensor input, std::int64_t root) override {
+    const Call call = call_of(CallKind::scatter, output, root);
+    auto incoming = nothing();
+    if (root != space_.me) {
+      incoming[static_cast<std::size_t>(root)] = {.data = bytes_of(output), .bytes = output.nbytes(), .expected = true};
+      return exchange(call, {}, std::move(incoming), {std::move(output)});
+    }
+    const std::size_t bytes = output.nbytes();
+    std::vector<ExchangeTask::Outgoing> outgoing;
+    for (const std::int32_t other : space_.others) {
+      const auto member = static_cast<std::size_t>(space_.index_of[static_cast<std::size_t>(other)]);
+      outgoing.push_back({.data = const_bytes_of(input) + member * bytes, .bytes = bytes, .to = {other}});
+    }
+    copy_bytes(bytes_of(output), const_bytes_of(input) + static_cast<std::size_t>(root) * bytes, bytes);
+    return exchange(call, std::move(outgoing), std::move(incoming), {std::move(input), std::move(output)});
   }
 
   std::shared_ptr<Operation> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
@@ -133,16 +161,30 @@ class HostCommunicator final : public Communicator {
   }
 
  private:
-  static Call call_of(CallKind kind, const at::Tensor& tensor) {
-    return {.kind = kind, .dtype = tensor.scalar_type(), .count = tensor.numel()};
+  static Call call_of(CallKind kind, const at::Tensor& tensor, std::int64_t root = 0) {
+    return {.kind = kind, .dtype = tensor.scalar_type(), .root = static_cast<std::int32_t>(root), .count = tensor.numel()};
   }
 
   std::vector<ExchangeTask::Incoming> nothing() const {
     return std::vector<ExchangeTask::Incoming>(static_cast<std::size_t>(space_.size()));
   }
 
+  // As many bytes of the tensor from each member.
+  std::vector<ExchangeTask::Incoming> parts_of(const at::Tensor& tensor) const {
+    auto incoming = nothing();
+    const std::size_t bytes = tensor.nbytes() / incoming.size();
+    for (std::size_t member = 0; member < incoming.size(); ++member) {
+      incoming[member] = {.data = bytes_of(tensor) + member * bytes, .bytes = bytes, .expected = true};
+    }
+    return incoming;
+  }
+
+  ExchangeTask::Outgoing to_root(const at::Tensor& tensor, std::int64_t root) const {
+    return {.data = const_bytes_of(tensor), .bytes = tensor.nbytes(), .to = {space_.members[static_cast<std::size_t>(root)]}};
+  }
+
   // All members send their input, the last tensor, to all.
-  std::shared_ptr<Operation> gather(const Call& call, std::vector<ExchangeTask::Incoming> incoming,
+  std::shared_ptr<Operation> to_all(const Call& call, std::vector<ExchangeTask::Incoming> incoming,
                                     std::vector<at::Tensor> tensors) {
     const at::Tensor& input = tensors.back();
     auto& mine = incoming[static_cast<std::size_t>(space_.me)];

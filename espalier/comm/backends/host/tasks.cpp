@@ -140,6 +140,54 @@ std::vector<std::int32_t> DirectReduceTask::awaited() const {
   return members;
 }
 
+// ---- RootReduceTask ----
+
+RootReduceTask::RootReduceTask(Space& the_space, const Call& the_call, at::Tensor tensor)
+    : Task(the_space, the_call),
+      tensor_(std::move(tensor)),
+      data_(bytes_of(tensor_)),
+      bytes_(tensor_.nbytes()),
+      parts_(static_cast<std::size_t>(the_space.size())),
+      taken_(static_cast<std::size_t>(the_space.size()), 0),
+      sources_(static_cast<std::size_t>(the_space.size()), nullptr) {}
+
+// As far as the parts of all members reach, which may be cut differently.
+bool RootReduceTask::advance(Endpoint& endpoint) {
+  const auto me = static_cast<std::size_t>(space.me);
+  for (;;) {
+    std::size_t bytes = bytes_ - reduced_;
+    for (std::size_t member = 0; member < parts_.size(); ++member) {
+      if (member == me) {
+        sources_[member] = data_ + reduced_;
+        continue;
+      }
+      if (parts_[member].empty()) return false;
+      const Message& part = *parts_[member].front();
+      sources_[member] = part.payload + taken_[member];
+      bytes = std::min(bytes, part.descriptor.bytes - taken_[member]);
+    }
+    host::reduce(call.reduce, call.dtype, sources_, data_ + reduced_, nullptr,
+                 static_cast<std::int64_t>(bytes / tensor_.element_size()));
+    reduced_ += bytes;
+    for (std::size_t member = 0; member < parts_.size(); ++member) {
+      if (member == me || (taken_[member] += bytes) < parts_[member].front()->descriptor.bytes) continue;
+      endpoint.release(parts_[member].pop());
+      taken_[member] = 0;
+    }
+    if (reduced_ == bytes_) return true;
+  }
+}
+
+void RootReduceTask::arrive(Endpoint&, Message* message) { parts_[static_cast<std::size_t>(message->member)].push(message); }
+
+std::vector<std::int32_t> RootReduceTask::awaited() const {
+  std::vector<std::int32_t> members;
+  for (std::int32_t member = 0; member < space.size(); ++member) {
+    if (member != space.me && parts_[static_cast<std::size_t>(member)].empty()) members.push_back(member);
+  }
+  return members;
+}
+
 // ---- ReduceTask ----
 
 ReduceTask::ReduceTask(Space& the_space, const Call& the_call, at::Tensor output, at::Tensor input)

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Private: the operations of the host backend as state machines.
 //
-//   ExchangeTask      moves bytes between fixed places: broadcast, all_gather(_v), all_to_all, barrier
+//   ExchangeTask      moves bytes between fixed places: broadcast, all_gather(_v), gather, scatter, all_to_all, barrier, and
+//                     what the others send to the root of a reduce
+//   RootReduceTask    the root of a reduce, in pieces as they come
 //   DirectReduceTask  small all_reduce: everyone sends everything to everyone
 //   ReduceTask        large all_reduce and reduce_scatter, in rounds: each member reduces its slice of the round
 //   SendTask, RecvTask
@@ -81,6 +83,25 @@ class DirectReduceTask final : public Task {
   bool published_ = false;
   std::vector<Message*> contributions_;  // by member; null for mine and for those that have not come
   std::int32_t missing_;
+};
+
+class RootReduceTask final : public Task {
+ public:
+  RootReduceTask(Space& space, const Call& call, at::Tensor tensor);
+
+  bool advance(Endpoint& endpoint) override;
+  void arrive(Endpoint& endpoint, Message* message) override;
+  bool owes() const override { return false; }
+  std::vector<std::int32_t> awaited() const override;
+
+ private:
+  at::Tensor tensor_;
+  char* const data_;
+  const std::size_t bytes_;
+  std::size_t reduced_ = 0;           // bytes
+  std::vector<MessageQueue> parts_;   // by member, in order
+  std::vector<std::size_t> taken_;    // by member: bytes of its first part that are reduced
+  std::vector<const void*> sources_;
 };
 
 class ReduceTask final : public Task {

@@ -26,7 +26,7 @@ namespace mpi {
 namespace {
 
 constexpr std::int64_t kLargestCount = std::int64_t{1} << 30;  // of one call of MPI
-constexpr int kAllToAllTag = 0;
+constexpr int kOwnTag = 0;  // of messages that are a part of a collective; no program can use it
 constexpr int kFirstUserTag = 1;
 
 class MpiOperation final : public Operation {
@@ -129,6 +129,70 @@ class MpiCommunicator final : public Communicator {
         [&](Pending& pending) { broadcast_bytes(tensor, 0, bytes_of(tensor), root, pending); }, {});
   }
 
+  std::shared_ptr<Operation> reduce(at::Tensor output, at::Tensor input, ReduceOp op, std::int64_t root) override {
+    const at::Tensor travels = reducible(input);
+    return post(
+        reduction("reduce", op, input, fmt::format(", root {})", root)), input, {travels},
+        [&](Pending& pending) {
+          in_pieces(travels.numel(), [&](std::int64_t begin, int count) {
+            char* const piece = at_byte(travels, begin * travels.element_size());
+            checked(MPI_Ireduce(root == me_ ? MPI_IN_PLACE : piece, root == me_ ? piece : nullptr, count,
+                                reduced_type(travels.scalar_type()), operation_of(op, input.scalar_type()), static_cast<int>(root),
+                                comm_, &next(pending)),
+                    "MPI_Ireduce");
+          });
+        },
+        !output.defined() || travels.is_same(output) ? std::function<void()>() : [output, travels] { output.copy_(travels); });
+  }
+
+  std::shared_ptr<Operation> gather(at::Tensor output, at::Tensor input, std::int64_t root) override {
+    return post(
+        moving("gather", input, fmt::format(", root {})", root)), input, {output, input},
+        [&](Pending& pending) {
+          const std::int64_t bytes = bytes_of(input);
+          if (bytes * size_ <= std::numeric_limits<int>::max()) {
+            const int count = static_cast<int>(bytes);
+            const bool in_place = root == me_ && at_byte(input, 0) == at_byte(output, me_ * bytes);
+            checked(MPI_Igather(in_place ? MPI_IN_PLACE : at_byte(input, 0), count, MPI_BYTE,
+                                root == me_ ? at_byte(output, 0) : nullptr, count, MPI_BYTE, static_cast<int>(root), comm_,
+                                &next(pending)),
+                    "MPI_Igather");
+          } else if (root != me_) {
+            send_bytes(input, 0, bytes, root, pending);
+          } else {
+            for (std::int64_t member = 0; member < size_; ++member) {
+              if (member != me_) receive_bytes(output, member * bytes, bytes, member, pending);
+            }
+            std::memmove(at_byte(output, me_ * bytes), at_byte(input, 0), static_cast<std::size_t>(bytes));
+          }
+        },
+        {});
+  }
+
+  std::shared_ptr<Operation> scatter(at::Tensor output, at::Tensor input, std::int64_t root) override {
+    return post(
+        moving("scatter", output, fmt::format(", root {})", root)), input, {output, input},
+        [&](Pending& pending) {
+          const std::int64_t bytes = bytes_of(output);
+          if (bytes * size_ <= std::numeric_limits<int>::max()) {
+            const int count = static_cast<int>(bytes);
+            const bool in_place = root == me_ && at_byte(output, 0) == at_byte(input, me_ * bytes);
+            checked(MPI_Iscatter(root == me_ ? at_byte(input, 0) : nullptr, count, MPI_BYTE,
+                                 in_place ? MPI_IN_PLACE : at_byte(output, 0), count, MPI_BYTE, static_cast<int>(root), comm_,
+                                 &next(pending)),
+                    "MPI_Iscatter");
+          } else if (root != me_) {
+            receive_bytes(output, 0, bytes, root, pending);
+          } else {
+            for (std::int64_t member = 0; member < size_; ++member) {
+              if (member != me_) send_bytes(input, member * bytes, bytes, member, pending);
+            }
+            std::memmove(at_byte(output, 0), at_byte(input, me_ * bytes), static_cast<std::size_t>(bytes));
+          }
+        },
+        {});
+  }
+
   std::shared_ptr<Operation> all_gather(at::Tensor output, at::Tensor input) override {
     return post(
         moving("all_gather", input), input, {output, input},
@@ -195,7 +259,7 @@ class MpiCommunicator final : public Communicator {
         to.is_same(output) ? std::function<void()>() : [output, to] { output.copy_(to); });
   }
 
-  // Messages between all pairs, on a tag that no program can use.
+  // Messages between all pairs.
   std::shared_ptr<Operation> all_to_all(at::Tensor output, at::Tensor input, std::vector<std::int64_t> output_elems,
                                         std::vector<std::int64_t> input_elems) override {
     return post(
@@ -209,16 +273,8 @@ class MpiCommunicator final : public Communicator {
             if (member == me_) {
               if (in > 0) std::memmove(at_byte(output, to), at_byte(input, from), static_cast<std::size_t>(in));
             } else {
-              in_pieces(in, [&](std::int64_t begin, int count) {
-                checked(MPI_Irecv(at_byte(output, to + begin), count, MPI_BYTE, static_cast<int>(member), kAllToAllTag, comm_,
-                                  &next(pending)),
-                        "MPI_Irecv");
-              });
-              in_pieces(out, [&](std::int64_t begin, int count) {
-                checked(MPI_Isend(at_byte(input, from + begin), count, MPI_BYTE, static_cast<int>(member), kAllToAllTag, comm_,
-                                  &next(pending)),
-                        "MPI_Isend");
-              });
+              receive_bytes(output, to, in, member, pending);
+              send_bytes(input, from, out, member, pending);
             }
             from += out;
             to += in;
@@ -271,9 +327,9 @@ class MpiCommunicator final : public Communicator {
       return fmt::format("{}({} x {}{} #{}{}", what, dtype, count, rest, sequence, suffix);
     };
   }
-  Described reduction(std::string_view what, ReduceOp op, const at::Tensor& tensor) const {
-    return [what, op, dtype = dtype_name(tensor.scalar_type()), count = tensor.numel(), suffix = suffix_](auto sequence) {
-      return fmt::format("{}({}, {} x {}) #{}{}", what, detail::to_string(op), dtype, count, sequence, suffix);
+  Described reduction(std::string_view what, ReduceOp op, const at::Tensor& tensor, std::string rest = ")") const {
+    return [what, op, dtype = dtype_name(tensor.scalar_type()), count = tensor.numel(), rest, suffix = suffix_](auto sequence) {
+      return fmt::format("{}({}, {} x {}{} #{}{}", what, detail::to_string(op), dtype, count, rest, sequence, suffix);
     };
   }
   std::function<std::string()> named(Described described) {
@@ -297,6 +353,19 @@ class MpiCommunicator final : public Communicator {
     in_pieces(bytes, [&](std::int64_t begin, int count) {
       checked(MPI_Ibcast(at_byte(tensor, offset + begin), count, MPI_BYTE, static_cast<int>(root), comm_, &next(pending)),
               "MPI_Ibcast");
+    });
+  }
+
+  void send_bytes(const at::Tensor& tensor, std::int64_t offset, std::int64_t bytes, std::int64_t to, Pending& pending) {
+    in_pieces(bytes, [&](std::int64_t begin, int count) {
+      checked(MPI_Isend(at_byte(tensor, offset + begin), count, MPI_BYTE, static_cast<int>(to), kOwnTag, comm_, &next(pending)),
+              "MPI_Isend");
+    });
+  }
+  void receive_bytes(const at::Tensor& tensor, std::int64_t offset, std::int64_t bytes, std::int64_t from, Pending& pending) {
+    in_pieces(bytes, [&](std::int64_t begin, int count) {
+      checked(MPI_Irecv(at_byte(tensor, offset + begin), count, MPI_BYTE, static_cast<int>(from), kOwnTag, comm_, &next(pending)),
+              "MPI_Irecv");
     });
   }
 

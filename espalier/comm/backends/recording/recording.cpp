@@ -34,7 +34,9 @@ class ScaledOperation final : public Operation {
  private:
   void finish() {
     const at::NoGradGuard no_grad;
-    for (const at::Tensor& tensor : std::exchange(written_, {})) tensor.mul_(scale_);
+    for (const at::Tensor& tensor : std::exchange(written_, {})) {
+      if (tensor.defined()) tensor.mul_(scale_);  // only the root's may be
+    }
   }
 
   std::shared_ptr<Operation> inner_;
@@ -63,6 +65,9 @@ class RecordingCommunicator final : public Communicator {
   std::shared_ptr<Operation> all_reduce(at::Tensor tensor, ReduceOp op) override {
     return noted("all_reduce", tensor, -1, {tensor}, [&] { return inner_->all_reduce(tensor, op); });
   }
+  std::shared_ptr<Operation> reduce(at::Tensor output, at::Tensor input, ReduceOp op, std::int64_t root) override {
+    return noted("reduce", input, root, {output}, [&] { return inner_->reduce(output, input, op, root); });
+  }
   std::shared_ptr<Operation> broadcast(at::Tensor tensor, std::int64_t root) override {
     return noted("broadcast", tensor, root, {tensor}, [&] { return inner_->broadcast(tensor, root); });
   }
@@ -71,6 +76,12 @@ class RecordingCommunicator final : public Communicator {
   }
   std::shared_ptr<Operation> all_gather_v(std::vector<at::Tensor> outputs, at::Tensor input) override {
     return noted("all_gather_v", input, -1, outputs, [&] { return inner_->all_gather_v(outputs, input); });
+  }
+  std::shared_ptr<Operation> gather(at::Tensor output, at::Tensor input, std::int64_t root) override {
+    return noted("gather", input, root, {output}, [&] { return inner_->gather(output, input, root); });
+  }
+  std::shared_ptr<Operation> scatter(at::Tensor output, at::Tensor input, std::int64_t root) override {
+    return noted("scatter", output, root, {output}, [&] { return inner_->scatter(output, input, root); });
   }
   std::shared_ptr<Operation> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
     return noted("reduce_scatter", input, -1, {output}, [&] { return inner_->reduce_scatter(output, input, op); });

@@ -19,7 +19,7 @@ void add_explain(CLI::App& app);    // what one rank is, whom it talks to, for w
 void add_layout(CLI::App& app);     // process groups and each rank's place in them
 void add_partition(CLI::App& app);  // layers cut into stages
 void add_postmortem(CLI::App& app);  // what the ranks of a world were doing when it failed
-void add_run(CLI::App& app);        // any program as the ranks of one world on this host
+void add_run(CLI::App& app);        // any program as the ranks of one world
 void add_schedule(CLI::App& app);   // what each pipeline stage does
 void add_train(CLI::App& app);      // train, verify, verify-groups, bench: this process becomes espalier-train
 

@@ -50,7 +50,8 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
     return fmt::format("{}unexpected argument '{}'; {} shows what it takes", where, first, help);
   std::string names;
   for (const CLI::App* subcommand : app.get_subcommands(nullptr))
-    names += (names.empty() ? "" : ", ") + subcommand->get_name();
+    if (!subcommand->get_group().empty())  // hidden otherwise
+      names += (names.empty() ? "" : ", ") + subcommand->get_name();
   return fmt::format("unknown subcommand '{}'; there are {}", first, names);
 }
 

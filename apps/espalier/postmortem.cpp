@@ -57,7 +57,8 @@ Postmortem read(const std::string& path) {
                         path, std::system_category().message(error));
   Postmortem result;
   try {
-    const Json json = Json::parse(content);
+    const Json json = Json::parse(content, nullptr, /*allow_exceptions=*/false);
+    if (json.is_discarded()) throw std::invalid_argument("it is not JSON");
     if (json.at("espalier_postmortem") != 1) throw std::invalid_argument("its format is not version 1");
     result.time = json.at("time");
     result.host = json.at("host");

@@ -397,7 +397,9 @@ Roster meet(const RankEnvironment& environment, std::string_view backend, millis
     const auto store =
         std::make_shared<C10dStore>(connect_store(place, listener, left_until(deadline)));
     try {
-      return gather(store->below(prefix), place.rank.value, self, address, left_until(deadline));
+      Roster roster = gather(store->below(prefix), place.rank.value, self, address, left_until(deadline));
+      roster.meeting_host = place.master_address->value;
+      return roster;
     } catch (const StoreLost&) {
       // Perhaps the server of this program's last world, which rank 0 was just about to close: try
       // the next one.
@@ -408,11 +410,16 @@ Roster meet(const RankEnvironment& environment, std::string_view backend, millis
 
 std::string address_for(const Roster& roster, std::int64_t rank) {
   if (roster.why_not_one_host.empty()) return "127.0.0.1";
+  const auto reachable = [](const std::string& address) {
+    return !address.empty() && !address.starts_with("127.") && address != "::1";
+  };
+  // On the way to where all ranks meet; on that host itself, that address.
+  if (const std::string address = local_address_towards(roster.meeting_host); reachable(address)) return address;
   const std::string& machine = roster.participants[static_cast<std::size_t>(rank)].machine;
   for (const Participant& other : roster.participants) {
     if (other.machine == machine) continue;
     const std::string address = local_address_towards(other.host);
-    if (!address.empty() && !address.starts_with("127.") && address != "::1") return address;
+    if (reachable(address)) return address;
   }
   throw ConfigError(fmt::format(
       "world: rank {} on {} finds no way to the other hosts; make their names resolvable here",

@@ -72,7 +72,8 @@ struct Roster {
   std::vector<Participant> participants;  // by rank
   std::shared_ptr<C10dStore> store;       // of this world alone
   std::string
-      why_not_one_host;  // empty: all ranks share a host and may open each other's descriptors
+      why_not_one_host = {};  // empty: all ranks share a host and may open each other's descriptors
+  std::string meeting_host = {};  // where the store is served; empty: unknown
 };
 
 // Connects to the store that the environment names (rank 0 serves it unless an agent does), waits

@@ -57,8 +57,9 @@ World join(const Trial& trial, std::int64_t rank, const Meeting& meeting) {
   options.log = nullptr;
   const std::int64_t size = trial.program.num_ranks;
   if (trial.from_environment) {
-    const Variables variables = variables_of_rank(process_variables(), {.rank = rank, .num_ranks = size, .port = meeting.port,
-                                                                       .store_descriptor = rank == 0 ? meeting.listener : -1,
+    const Variables variables = variables_of_rank(process_variables(), {.rank = rank, .num_ranks = size, .local_rank = rank,
+                                                                       .local_size = size, .address = "127.0.0.1",
+                                                                       .port = meeting.port, .store_descriptor = rank == 0 ? meeting.listener : -1,
                                                                        .job = "chaos"});
     ::clearenv();
     for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);

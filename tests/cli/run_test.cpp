@@ -219,7 +219,7 @@ TEST(Run, RefusesWhatCannotBeStarted) {
       {{espalier, "run", "-n", "-3", "--", "true"}, "-3 ranks; at least 1"},
       {{espalier, "run", "-n", "two", "--", "true"}, "two"},
       {{espalier, "run", "-n", "2"}, "program is required"},
-      {{espalier, "run", "--", "true"}, "--ranks is required"},
+      {{espalier, "run", "--", "true"}, "give -n N, or --hostfile FILE"},
   };
   for (const auto& row : table) {
     Program program(row.words, kNoLauncher);

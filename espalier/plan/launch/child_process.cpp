@@ -50,10 +50,8 @@ int become(const ChildSpec& spec, pid_t parent, int output, int error, char** ar
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // the parent ended before the line above
-  if (!spec.reads_standard_input) {
-    const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (nothing >= 0) dup2(nothing, STDIN_FILENO);
-  }
+  const int input = spec.standard_input >= 0 ? spec.standard_input : open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (input > STDIN_FILENO) dup2(input, STDIN_FILENO);
   dup2(output, STDOUT_FILENO);
   dup2(error, STDERR_FILENO);
   if (spec.kept_descriptor >= 0) fcntl(spec.kept_descriptor, F_SETFD, 0);

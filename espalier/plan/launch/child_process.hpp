@@ -14,8 +14,8 @@ namespace espalier::detail {
 
 struct ChildSpec {
   std::vector<std::string> command;
-  Variables variables;
-  bool reads_standard_input = false;
+  Variables variables = {};
+  int standard_input = -1;   // what it reads; -1: nothing
   int kept_descriptor = -1;  // stays open in the child; -1: none but 0, 1 and 2
   sigset_t signal_mask = {};
 };

@@ -39,10 +39,11 @@ constexpr std::array<Dialect, 5> kDialects{{
 }};
 
 // Also looked at; the rest of what rank_variables() shows.
-constexpr std::array<const char*, 15> kOtherVariables{
+constexpr std::array<const char*, 16> kOtherVariables{
     "ESPALIER_MASTER_ADDR", "ESPALIER_MASTER_PORT",
     "ESPALIER_STORE_FD",    "ESPALIER_JOB",
-    "ESPALIER_BACKEND",     "MASTER_ADDR",
+    "ESPALIER_HOST",        "ESPALIER_BACKEND",
+    "MASTER_ADDR",
     "MASTER_PORT",          "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_RUN_ID",  "TORCHELASTIC_RESTART_COUNT",
     "PMIX_NAMESPACE",       "SLURM_JOB_ID",
@@ -261,6 +262,11 @@ Variables process_variables() {
   return variables;
 }
 
+Variables with_variables(Variables base, const Variables& added) {
+  for (const auto& [name, value] : added) base.insert_or_assign(name, value);
+  return base;
+}
+
 std::string_view to_string(Launcher launcher) {
   switch (launcher) {
     case Launcher::alone:
@@ -304,16 +310,18 @@ Variables variables_of_rank(Variables base, const Assignment& assignment) {
          {dialect.rank, dialect.world_size, dialect.local_rank, dialect.local_world_size})
       base.erase(name);
   }
-  base["ESPALIER_RANK"] = base["ESPALIER_LOCAL_RANK"] = std::to_string(assignment.rank);
-  base["ESPALIER_WORLD_SIZE"] = base["ESPALIER_LOCAL_WORLD_SIZE"] =
-      std::to_string(assignment.num_ranks);
-  base["ESPALIER_MASTER_ADDR"] = "127.0.0.1";
+  base["ESPALIER_RANK"] = std::to_string(assignment.rank);
+  base["ESPALIER_WORLD_SIZE"] = std::to_string(assignment.num_ranks);
+  base["ESPALIER_LOCAL_RANK"] = std::to_string(assignment.local_rank);
+  base["ESPALIER_LOCAL_WORLD_SIZE"] = std::to_string(assignment.local_size);
+  base["ESPALIER_MASTER_ADDR"] = assignment.address;
   base["ESPALIER_MASTER_PORT"] = std::to_string(assignment.port);
   base["ESPALIER_JOB"] = assignment.job;
   base.emplace("OMP_NUM_THREADS", "1");  // ranks that each take all cores wait for one another most of the time
   base.erase("ESPALIER_STORE_FD");
   if (assignment.store_descriptor >= 0)
     base["ESPALIER_STORE_FD"] = std::to_string(assignment.store_descriptor);
+  if (!assignment.host.empty()) base["ESPALIER_HOST"] = assignment.host;
   return base;
 }
 

@@ -17,6 +17,9 @@ using Variables = std::map<std::string, std::string, std::less<>>;
 // The variables of this process.
 Variables process_variables();
 
+// `base` with these added or replaced.
+Variables with_variables(Variables base, const Variables& added);
+
 enum class Launcher { alone, espalier_run, torchrun, open_mpi, mpich, slurm };
 
 // "alone", "espalier run", "torchrun", "Open MPI", "MPICH", "Slurm".
@@ -53,9 +56,13 @@ RankEnvironment discover_ranks(const Variables& variables);
 struct Assignment {
   std::int64_t rank;
   std::int64_t num_ranks;
-  std::int64_t port;              // on 127.0.0.1
-  std::int64_t store_descriptor;  // of the socket that listens there; -1: not this rank's
+  std::int64_t local_rank;
+  std::int64_t local_size;  // ranks on this host
+  std::string address;      // where the ranks meet
+  std::int64_t port;
+  std::int64_t store_descriptor = -1;  // of the socket that listens there; -1: rank 0 opens it
   std::string job;
+  std::string host = {};  // what this host is to be called; empty: its own name
 };
 // `base` without what other launchers said, and with this assignment. OMP_NUM_THREADS becomes 1 unless it is set.
 Variables variables_of_rank(Variables base, const Assignment& assignment);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private: starting the ranks of one world on this host, and ending them.
+// Private: starting the ranks of one world, on this host, and ending them.
 #pragma once
 
 #include <cstdint>
@@ -29,5 +29,8 @@ struct LaunchOptions {
 // Returns 0 when all ranks did, else the exit code of the rank that failed first, or 128 + n for a
 // signal n that ended it or this process. ConfigError if the program cannot be started.
 int launch_ranks(const LaunchOptions& options);
+
+// A name that no other launch has.
+std::string make_job_name();
 
 }  // namespace espalier

@@ -249,11 +249,11 @@ TEST(Environment, KnowsWhoServesTheStore) {
 TEST(Environment, ReadsBackWhatItTellsARank) {
   const Variables variables =
       variables_of_rank({{"HOME", "/"}, {"RANK", "0"}, {"WORLD_SIZE", "1"}, {"PMI_RANK", "7"}},
-                        {1, 3, 4711, -1, "j"});
+                        {.rank = 1, .num_ranks = 3, .local_rank = 1, .local_size = 3, .address = "127.0.0.1", .port = 4711, .job = "j"});
   EXPECT_EQ(summary(discover_ranks(variables)), "espalier run 1/3 1/3 127.0.0.1:4711 j");
   EXPECT_EQ(variables.at("HOME"), "/");
   EXPECT_FALSE(variables.contains("RANK"));
-  EXPECT_EQ(discover_ranks(variables_of_rank({}, {0, 3, 4711, 5, "j"})).store_descriptor->value, 5);
+  EXPECT_EQ(discover_ranks(variables_of_rank({}, {.rank = 0, .num_ranks = 3, .local_rank = 0, .local_size = 3, .address = "127.0.0.1", .port = 4711, .store_descriptor = 5, .job = "j"})).store_descriptor->value, 5);
 }
 
 TEST(Environment, ReadsTheVariablesOfThisProcess) {

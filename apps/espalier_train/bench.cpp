@@ -14,6 +14,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -164,6 +165,7 @@ struct BenchOptions {
   std::vector<std::string> groups;
   std::vector<std::string> sizes{"1KiB:64MiB"};
   std::string dtype = "float32";
+  std::string memory = "ordinary";
   std::int64_t rounds = 11;
   bool json = false;
 };
@@ -232,6 +234,7 @@ struct Bench {
   const World& control;  // what ranks agree over
   c10::ScalarType dtype;
   std::int64_t rounds;
+  bool in_host_buffers;
 
   std::vector<double> largest(std::vector<double> values) const {
     at::Tensor tensor = at::tensor(values, at::kDouble);
@@ -248,6 +251,12 @@ struct Bench {
   std::vector<Buffers> buffers_of(const Operation& operation, const Contender& contender, std::int64_t bytes) const {
     std::vector<Buffers> buffers;
     for (const Group& group : contender.groups) buffers.push_back(operation.filled(count_of(operation, group, bytes), dtype, group));
+    for (Buffers& each : buffers) {
+      if (!in_host_buffers) break;
+      for (at::Tensor* tensor : {&each.input, &each.output}) {
+        if (tensor->defined()) *tensor = contender.world.host_buffer(tensor->sizes(), dtype).copy_(*tensor);
+      }
+    }
     return buffers;
   }
 
@@ -308,6 +317,7 @@ void print_header(const Bench& bench, const std::vector<Contender>& contenders) 
   const World& world = bench.control;
   fmt::print("{} ranks ({}) on {}; times in us, of the slowest rank; bandwidths in GB/s at the median\n", world.size(), world.launcher(),
              world.host_of_rank().empty() ? "one host" : "several hosts");
+  if (bench.in_host_buffers) fmt::print("tensors made by World::host_buffer, which over host save copies\n");
   if (contenders.front().groups.size() > 1) fmt::print("all groups at the same time: the times are of all together\n");
   fmt::print("\n{:<15} {:<8} {:<10} {:>5} {:>9} {:>10} {:>9} {:>10} {:>10} {:>10} {:>10} {:>8} {:>8} {:>6}{}\n", "operation", "backend",
              "group", "ranks", "size", "count", "dtype", "min", "median", "p99", "max", "algbw", "busbw", "wrong",
@@ -356,6 +366,7 @@ struct Request {
   std::vector<Backend> backends;
   std::vector<std::int64_t> sizes;
   c10::ScalarType dtype;
+  bool in_host_buffers;
 };
 
 // To start here: 2, unless the request says it.
@@ -366,8 +377,10 @@ std::optional<std::int64_t> num_ranks(const BenchOptions& options) {
 
 // What is wrong with the request is found here, before any rank starts.
 Request checked(const BenchOptions& options) {
+  constexpr std::array kMemories{std::string_view("ordinary"), std::string_view("host_buffer")};
   Request request{.operations = {}, .backends = {backend_by_name(options.backend)}, .sizes = parse_sizes(options.sizes),
-                  .dtype = dtype_by_name(options.dtype)};
+                  .dtype = dtype_by_name(options.dtype),
+                  .in_host_buffers = by_name(kMemories, options.memory, "memory", std::identity()) == "host_buffer"};
   for (const std::string& name : options.ops) {
     if (name == "all") {
       for (const Operation& each : kOperations) request.operations.push_back(&each);
@@ -404,7 +417,7 @@ void bench_on_rank(const BenchOptions& options, const Request& request) {
     }
     contenders.push_back(std::move(contender));
   }
-  const Bench bench{contenders.front().world, request.dtype, options.rounds};
+  const Bench bench{contenders.front().world, request.dtype, options.rounds, request.in_host_buffers};
   const bool prints = bench.control.rank() == 0;
   for (const Group& group : contenders.front().groups) {
     ESPALIER_CHECK_CONFIG(group.size() > 1, "bench: group '{}' has one member, so nothing is sent; expected 2 or more", group.name());
@@ -456,6 +469,7 @@ void add_bench(CLI::App& app) {
       ->capture_default_str();
   sub->add_option("--dtype", options->dtype, "float32, float64, float16, bfloat16, int64, int32, int16, int8, uint8")
       ->capture_default_str();
+  sub->add_option("--memory", options->memory, "ordinary, or host_buffer: tensors made by World::host_buffer")->capture_default_str();
   sub->add_option("--rounds", options->rounds, "Turns of each backend, of about 20 ms")->capture_default_str();
   sub->add_flag("--json", options->json, "All rows as JSON");
   sub->callback([options] { run_bench(*options); });

@@ -68,6 +68,8 @@ class Transport {
   // A communication space for these world ranks (this rank among them). `context` tells spaces over the same ranks
   // apart and is the same on all members. Collective over the members where the backend must connect.
   virtual std::shared_ptr<Communicator> connect(const RankSet& members, std::string_view name, std::uint64_t context) = 0;
+  // Memory for World::host_buffer; undefined where ordinary memory is as good.
+  virtual at::Tensor buffer(at::IntArrayRef, at::ScalarType) { return {}; }
   // What this rank is at ("forward of micro-batch 2 on stage 1"), to be shown with the calls that follow where a backend keeps
   // them for others.
   virtual void note(std::string_view) {}

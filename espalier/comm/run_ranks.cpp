@@ -97,7 +97,7 @@ void run_ranks(std::int64_t num_ranks, const std::function<void(World&)>& body, 
   if (num_ranks > 1) {
     switch (backend) {
       case Backend::host:
-        transports = detail::make_host_transports_for_threads(num_ranks, {.timeout = options.timeout, .log = options.log, .postmortem = options.postmortem});
+        transports = detail::make_host_transports_for_threads(num_ranks, detail::host_options_of(options));
         break;
       case Backend::gloo:
         transports = detail::make_gloo_transports_for_threads(num_ranks, {.timeout = options.timeout});

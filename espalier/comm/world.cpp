@@ -2,6 +2,8 @@
 // The handles of a world and its registry of groups. How a process finds out its rank is in discovery.
 #include "espalier/comm/world.hpp"
 
+#include <ATen/ops/empty.h>
+
 #include <utility>
 
 #include "espalier/base/check.hpp"
@@ -141,6 +143,12 @@ const Log& World::log() const { return state_->core->log; }
 
 Group World::make_group(const RankSet& members, std::string_view name) const {
   return Group(state_->core->group(state_->core, members, name, ""));
+}
+
+at::Tensor World::host_buffer(at::IntArrayRef sizes, at::ScalarType dtype) const {
+  state_->core->check_open("host_buffer", "world");
+  const at::Tensor buffer = state_->core->transport == nullptr ? at::Tensor() : state_->core->transport->buffer(sizes, dtype);
+  return buffer.defined() ? buffer : at::empty(sizes, dtype);
 }
 
 double World::wait_seconds() const {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -35,6 +37,9 @@ struct WorldOptions {
   LogSink log = stderr_sink();
   // Written by one rank when the world fails: what every rank was doing (host). Empty: ESPALIER_POSTMORTEM, else no file.
   std::string postmortem{};
+  // The most bytes that World::host_buffer hands out to a rank at a time, on all ranks as rank 0 says. Unset:
+  // ESPALIER_HOST_BUFFER_BYTES, else 16 GiB. It costs addresses, not memory.
+  std::optional<std::int64_t> host_buffer_bytes{};
 };
 
 // This process's (or thread's) place among all ranks, and the source of every group. A cheap handle. A program may
@@ -65,6 +70,13 @@ class World {
   // The group of these ranks. Members only; all of them must call in the same order for groups they share. Equal sets
   // share one communicator. Blocks only where the backend must connect (gloo, mpi).
   Group make_group(const RankSet& members, std::string_view name) const;
+
+  // A tensor, not initialised, whose memory the other ranks of the host reach (host; elsewhere an ordinary CPU tensor): where it, or
+  // a contiguous part of it, is an argument of a collective, copies are saved, whatever the others pass, and the operation is not
+  // done before the members that use it are. It may outlive the world. Memory is taken as it is used, and the same memory again by
+  // later buffers once the last tensor of one is gone; all is given back at the world's end. Not collective; never blocks.
+  // ConfigError above the limit.
+  at::Tensor host_buffer(at::IntArrayRef sizes, at::ScalarType dtype) const;
 
   // Seconds this rank has spent blocked in waits so far, and bytes handed to the transport.
   double wait_seconds() const;

@@ -2,6 +2,7 @@
 // World::from_environment: who am I (plan/launch/environment), who else is there (rendezvous), and
 // what to talk over.
 #include <algorithm>
+#include <charconv>
 #include <future>
 #include <map>
 #include <thread>
@@ -32,10 +33,17 @@ std::optional<Backend> requested_backend(const WorldOptions& options, const Vari
   }
 }
 
-// These options with the file of the environment, if they name none.
-WorldOptions with_postmortem(WorldOptions options, const Variables& variables) {
-  const auto found = variables.find("ESPALIER_POSTMORTEM");
-  if (options.postmortem.empty() && found != variables.end()) options.postmortem = found->second;
+// These options, with what the environment says where they say nothing.
+WorldOptions completed(WorldOptions options, const Variables& variables) {
+  const auto postmortem = variables.find("ESPALIER_POSTMORTEM");
+  if (options.postmortem.empty() && postmortem != variables.end()) options.postmortem = postmortem->second;
+  const auto buffer = variables.find("ESPALIER_HOST_BUFFER_BYTES");
+  if (!options.host_buffer_bytes && buffer != variables.end()) {
+    const std::string& text = buffer->second;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), options.host_buffer_bytes.emplace());
+    ESPALIER_CHECK_CONFIG(error == std::errc() && end == text.data() + text.size(),
+                          "ESPALIER_HOST_BUFFER_BYTES={}: expected a number of bytes, such as 17179869184", text);
+  }
   return options;
 }
 
@@ -108,7 +116,7 @@ World join_within_deadline(const detail::Place& place, const RankEnvironment& fo
 
 World World::from_environment(const WorldOptions& asked) {
   const Variables variables = process_variables();
-  const WorldOptions options = with_postmortem(asked, variables);
+  const WorldOptions options = completed(asked, variables);
   const RankEnvironment found = discover_ranks(variables);
   const std::optional<Backend> requested = requested_backend(options, variables);
   detail::Place place{.rank = found.rank.value,
@@ -145,8 +153,7 @@ World make_world_of(const Roster& roster, Place place, std::optional<Backend> re
   std::shared_ptr<Transport> transport;
   switch (place.backend) {
     case Backend::host:
-      transport = make_host_transport(*roster.store, place.rank, place.size,
-                                      {.timeout = options.timeout, .log = options.log, .postmortem = options.postmortem});
+      transport = make_host_transport(*roster.store, place.rank, place.size, host_options_of(options));
       break;
     case Backend::gloo:
       transport = make_gloo_transport(roster.store, place.rank, place.size,

@@ -3,6 +3,7 @@
 // place, so the views stay valid over many backward passes; an aliased (tied) tensor simply shares the view.
 #include "espalier/sharding/flat_buffer.hpp"
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -10,7 +11,7 @@
 
 namespace espalier {
 
-FlatBuffer::FlatBuffer(std::span<const Parameter> parameters) {
+FlatBuffer::FlatBuffer(std::span<const Parameter> parameters, const MakeTensor& make_gradients) {
   ESPALIER_CHECK(!parameters.empty(), "flat buffer without parameters");
   const c10::NoGradGuard no_grad;
   std::int64_t total = 0;
@@ -24,7 +25,7 @@ FlatBuffer::FlatBuffer(std::span<const Parameter> parameters) {
     total += tensor.numel();
   }
   values_ = at::zeros({total}, options);
-  gradients_ = at::zeros({total}, options);
+  gradients_ = make_gradients ? make_gradients({total}, values_.scalar_type()) : at::empty_like(values_);
   for (std::int64_t i = 0; i < num_parameters(); ++i) {
     at::Tensor value = view(values_, i);
     value.copy_(slices_[i].uses.front());
@@ -49,7 +50,7 @@ void FlatBuffer::zero_gradients() {
   }
 }
 
-FlatBuffers make_flat_buffers(std::span<const Parameter> parameters) {
+FlatBuffers make_flat_buffers(std::span<const Parameter> parameters, const FlatBuffer::MakeTensor& make_gradients) {
   std::vector<at::ScalarType> dtypes;
   FlatBuffers result;
   std::vector<std::vector<Parameter>> by_dtype;
@@ -66,7 +67,7 @@ FlatBuffers make_flat_buffers(std::span<const Parameter> parameters) {
     by_dtype[slot].push_back(parameters[i]);
     result.indices[slot].push_back(i);
   }
-  for (const auto& same_dtype : by_dtype) result.buffers.emplace_back(same_dtype);
+  for (const auto& same_dtype : by_dtype) result.buffers.emplace_back(same_dtype, make_gradients);
   return result;
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -16,8 +17,11 @@ namespace espalier {
 // autograd accumulates is at once in one contiguous piece that can be reduced, clipped and stepped without copies.
 class FlatBuffer {
  public:
+  // Makes the tensor of the gradients, such as World::host_buffer; its values do not matter.
+  using MakeTensor = std::function<at::Tensor(at::IntArrayRef sizes, at::ScalarType dtype)>;
+
   // Takes over all `parameters` (same dtype, CPU). Order and offsets are those of the list. ConfigError if dtypes differ.
-  explicit FlatBuffer(std::span<const Parameter> parameters);
+  explicit FlatBuffer(std::span<const Parameter> parameters, const MakeTensor& make_gradients = nullptr);
 
   // values().grad() is gradients().
   at::Tensor& values() { return values_; }
@@ -48,6 +52,6 @@ struct FlatBuffers {
   std::vector<FlatBuffer> buffers;
   std::vector<std::vector<std::size_t>> indices;
 };
-FlatBuffers make_flat_buffers(std::span<const Parameter> parameters);
+FlatBuffers make_flat_buffers(std::span<const Parameter> parameters, const FlatBuffer::MakeTensor& make_gradients = nullptr);
 
 }  // namespace espalier

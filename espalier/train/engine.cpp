@@ -242,7 +242,11 @@ Engine::Engine(const Mesh& mesh, const PipelineModule& module, const OptimizerFa
                                  fmt::format("bucket_bytes={}", options.bucket_bytes)});
   state_->train_schedule = options.schedule.generate(module.num_stages(), options.micro_batches);
   check_trains(state_->train_schedule);
-  state_->flat = make_flat_buffers(module.parameters());
+  FlatBuffer::MakeTensor in_shared_memory;  // what is averaged need not be copied there
+  if (mesh.size("data_context") > 1) {
+    in_shared_memory = [world = mesh.world()](at::IntArrayRef sizes, at::ScalarType dtype) { return world.host_buffer(sizes, dtype); };
+  }
+  state_->flat = make_flat_buffers(module.parameters(), in_shared_memory);
   state_->optimizer = optimizer(flat_parameters(state_->flat, module.parameters()), mesh.group("data_context"));
 }
 

@@ -18,25 +18,23 @@ namespace {
 
 constexpr std::size_t kMostPending = 8;
 
-// Strided: every second element of a longer one.
-at::Tensor make_tensor(std::int64_t count, at::ScalarType dtype, bool strided) {
-  return strided ? at::empty({count, 2}, dtype).select(1, 0) : at::empty({count}, dtype);
-}
+// Where a step's tensors lie. Strided: every second element of a longer one.
+struct Memory {
+  bool strided;
+  const World* buffers_of;  // null: ordinary memory
+};
 
-at::Tensor filled(const std::vector<char>& bytes, at::ScalarType dtype, bool strided) {
+at::Tensor filled(const std::vector<char>& bytes, at::ScalarType dtype, const Memory& memory) {
   const auto count = static_cast<std::int64_t>(bytes.size() / c10::elementSize(dtype));
-  at::Tensor tensor = make_tensor(count, dtype, false);
+  at::Tensor tensor = memory.buffers_of != nullptr ? memory.buffers_of->host_buffer({count}, dtype) : at::empty({count}, dtype);
   if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
-  if (!strided) return tensor;
-  at::Tensor other = make_tensor(count, dtype, true);
-  other.copy_(tensor);
-  return other;
+  return memory.strided ? at::empty({count, 2}, dtype).select(1, 0).copy_(tensor) : tensor;
 }
 
 // Something that no result is equal to.
-at::Tensor unwritten(std::int64_t count, at::ScalarType dtype, bool strided) {
+at::Tensor unwritten(std::int64_t count, at::ScalarType dtype, const Memory& memory) {
   const std::vector<char> bytes(static_cast<std::size_t>(count) * c10::elementSize(dtype), dtype == at::kBool ? 0 : 0x55);
-  return filled(bytes, dtype, strided);
+  return filled(bytes, dtype, memory);
 }
 
 std::int64_t total(const std::vector<Part>& parts) {
@@ -90,10 +88,11 @@ void Player::begin(const Step& step) {
   const std::int64_t me = members.rank();
   const std::vector<Part> in = inputs(step, size, me);
   const std::vector<Part> out = outputs(step, size, me);
-  at::Tensor input = filled(bytes_of(in, step.dtype), step.dtype, step.strided);
+  const Memory memory{step.strided, random_.chance(0.4) ? &world_ : nullptr};
+  at::Tensor input = filled(bytes_of(in, step.dtype), step.dtype, memory);
   Pending pending{.step = step, .work = {}, .outputs = {}};
   const auto output = [&](std::int64_t count) -> at::Tensor& {
-    return pending.outputs.emplace_back(unwritten(count, step.dtype, step.strided));
+    return pending.outputs.emplace_back(unwritten(count, step.dtype, memory));
   };
   switch (step.kind) {
     case Kind::all_reduce:
@@ -101,7 +100,7 @@ void Player::begin(const Step& step) {
       pending.outputs.push_back(input);
       break;
     case Kind::broadcast:
-      if (me != step.root) input = unwritten(step.count, step.dtype, step.strided);
+      if (me != step.root) input = unwritten(step.count, step.dtype, memory);
       pending.work = broadcast_(input, members, step.root);
       pending.outputs.push_back(input);
       break;

@@ -37,6 +37,10 @@ class Bench(unittest.TestCase):
             self.assertAlmostEqual(row["algorithm_gb_s"], 1e-3 * row["bytes"] / row["median_us"])
             self.assertEqual(row["bytes"], 4 * row["count"])
 
+    def test_host_buffers(self):
+        rows = self.rows("--op", "all", "--ranks", "3", "--sizes", "1KiB,1MiB", "--memory", "host_buffer", "--against", "gloo")
+        self.assertEqual({row["wrong"] for row in rows}, {0})
+
     def test_dtypes(self):
         for dtype in ("float64", "bfloat16", "int8"):
             self.assertEqual([row["wrong"] for row in self.rows("--dtype", dtype, "--sizes", "1KiB")], [0])
@@ -59,6 +63,7 @@ class Bench(unittest.TestCase):
     def test_refusals(self):
         for text, *words in (
                 ("there is no operation 'smoke'; choose among all_reduce,", "--op", "smoke"),
+                ("there is no memory 'own'; choose among ordinary, host_buffer", "--memory", "own"),
                 ("there is no dtype 'float8'", "--dtype", "float8"),
                 ("backend host twice", "--against", "host"),
                 ("there is no 'smoke'", "--backend", "smoke"),

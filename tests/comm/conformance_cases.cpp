@@ -207,6 +207,96 @@ void moves_every_dtype(World& world, const Promises&) {
   }
 }
 
+// A copy of the tensor in memory that the ranks of a host share, as a part of a larger one.
+at::Tensor in_buffer(const World& world, const at::Tensor& tensor) {
+  const at::Tensor part = world.host_buffer({tensor.numel() + 3}, tensor.scalar_type()).narrow(0, 3, tensor.numel()).view(tensor.sizes());
+  part.copy_(tensor);
+  return part;
+}
+
+// Everybody passes a part of a buffer, some do, one does: the results are the same, and what is only read stays.
+void takes_host_buffers(World& world, const Promises& promises) {
+  const Group& group = world.group();
+  const std::int64_t size = group.size(), rank = group.rank();
+  const bool in_buffers[] = {true, rank % 2 == 0, rank == size - 1};
+  for (const bool buffer : in_buffers) {
+    const auto placed = [&](const at::Tensor& tensor) { return buffer ? in_buffer(world, tensor) : tensor; };
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble, at::kBool}) {
+      for (const std::int64_t count : {0, 1003, 70'001, 600'011}) {
+        const std::vector<at::Tensor> all = data_of_all(group, count, dtype);
+        const at::Tensor& mine = all[static_cast<std::size_t>(rank)];
+        at::Tensor tensor = placed(mine.clone());
+        all_reduce_(tensor, group).wait();
+        check_equal(tensor, reduced(all, ReduceOp::sum), "all_reduce_");
+        for (const std::int64_t root : {std::int64_t{0}, size - 1}) {
+          tensor = placed(mine.clone());
+          reduce_(tensor, group, root).wait();
+          check_equal(tensor, rank == root ? reduced(all, ReduceOp::sum) : mine, "reduce_");
+          tensor = placed(mine.clone());
+          broadcast_(tensor, group, root).wait();
+          check_equal(tensor, all[static_cast<std::size_t>(root)], "broadcast_");
+          tensor = placed(at::zeros({size, count}, dtype));
+          gather_into(tensor, placed(mine), group, root).wait();
+          check_equal(tensor, rank == root ? at::stack(all) : at::zeros({size, count}, dtype), "gather_into");
+          tensor = placed(at::zeros({count}, dtype));
+          scatter_into(tensor, placed(data(world.rank(), size * count, dtype)), group, root).wait();
+          check_equal(tensor, data(group.world_rank(root), count, dtype, rank * count), "scatter_into");
+        }
+        tensor = placed(at::zeros({size, count}, dtype));
+        all_gather_into(tensor, placed(mine), group).wait();
+        check_equal(tensor, at::stack(all), "all_gather_into");
+        tensor.zero_()[rank].copy_(mine);
+        all_gather_into(tensor, tensor[rank], group).wait();
+        check_equal(tensor, at::stack(all), "all_gather_into in place");
+        tensor = placed(data(world.rank(), size * count, dtype));
+        at::Tensor output = placed(at::zeros({count}, dtype));
+        reduce_scatter_into(output, tensor, group).wait();
+        check_equal(output, reduced(data_of_all(group, count, dtype, count * rank), ReduceOp::sum), "reduce_scatter_into");
+        check_equal(tensor, data(world.rank(), size * count, dtype), "the input of reduce_scatter_into");
+        output = placed(at::zeros({size * count}, dtype));
+        all_to_all_into(output, tensor, group).wait();
+        check_equal(output, at::cat(data_of_all(group, count, dtype, rank * count)), "all_to_all_into");
+      }
+    }
+    at::Generator generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(rank));
+    const at::Tensor noise = at::randn({400'003}, generator).mul_(rank % 2 == 0 ? 1 : 1000);
+    at::Tensor ordinary = noise.clone(), shared = placed(noise.clone());
+    all_reduce_(ordinary, group).wait();
+    all_reduce_(shared, group).wait();
+    if (promises.ordered_sums) check_equal(shared, ordinary, "bits of the sum");
+  }
+}
+
+// Under way at the same time, waited for in another order, some of them dropped, and memory that a program lets go meanwhile.
+void host_buffers_in_flight(World& world, const Promises&) {
+  const Group& group = world.group();
+  const std::int64_t count = 100'000, parts = 10;
+  const at::Tensor whole = world.host_buffer({parts, count}, at::kFloat);
+  for (int round = 0; round < 5; ++round) {
+    std::vector<Work> works;
+    for (std::int64_t part = 0; part < parts; ++part) {
+      whole[part].copy_(data(world.rank(), count, at::kFloat, part));
+      at::Tensor slice = whole[part];
+      works.push_back(all_reduce_(slice, group));
+    }
+    for (int i = 0; i < 3; ++i) {
+      at::Tensor forgotten = in_buffer(world, data(world.rank(), count, at::kFloat));
+      const Work dropped = all_reduce_(forgotten, group);
+    }
+    at::Tensor gone = in_buffer(world, data(world.rank(), count, at::kFloat));
+    works.push_back(all_reduce_(gone, group));
+    gone.reset();
+    const at::Tensor next = world.host_buffer({count}, at::kFloat).fill_(-1);
+    std::reverse(works.begin(), works.end());
+    wait_all(works);
+    check_equal(next, at::full({count}, -1, at::kFloat), "a buffer made while others were in use");
+    for (std::int64_t part = 0; part < parts; ++part) {
+      check_equal(whole[part], reduced(data_of_all(group, count, at::kFloat, part), ReduceOp::sum), "a part of the buffer");
+    }
+  }
+  barrier(group).wait();
+}
+
 void all_to_all_with_splits(World& world, const Promises&) {
   const Group& group = world.group();
   const std::int64_t size = group.size();
@@ -669,6 +759,20 @@ void leaving_rank_is_named(World& world, const Promises&) {
   check(steady_clock::now() - before < milliseconds(100), "a poisoned world waits");
 }
 
+void leaving_rank_is_named_by_owners_of_buffers(World& world, const Promises&) {
+  at::Tensor tensor = in_buffer(world, at::ones({500'000}));
+  barrier(world.group()).wait();
+  const std::int64_t last = world.size() - 1;
+  if (world.rank() == last) return;
+  const std::string text = error_of<CommError>([&] {
+    broadcast_(tensor, world.group(), 0).wait();  // its root does not wait for who reads no more
+    all_reduce_(tensor, world.group()).wait();
+  });
+  check_contains(text, fmt::format("rank {} (", last));
+  check_contains(text, "has left");
+  check_contains(text, "all_reduce(sum, float32 x 500000) #2 of group 'world'");
+}
+
 void deadline_names_who_is_waited_for(World& world, const Promises&) {
   if (world.rank() == 0) {
     at::Tensor tensor = at::zeros({4});
@@ -703,6 +807,8 @@ const std::vector<Case>& cases() {
         {"ReducesToARoot", {2, 3, 4}, reduces_to_a_root},
         {"GathersAndScattersEveryDtype", {2, 3, 5}, gathers_and_scatters_every_dtype},
         {"MovesEveryDtype", {2, 3, 5}, moves_every_dtype},
+        {"TakesHostBuffers", {2, 3, 4}, takes_host_buffers},
+        {"HostBuffersInFlight", {2, 3}, host_buffers_in_flight},
         {"AllToAllWithSplits", {2, 3, 4}, all_to_all_with_splits},
         {"TakesTensorsThatAreNotContiguous", {2, 3}, takes_tensors_that_are_not_contiguous},
         {"GroupsOfOneAreLocal", {1, 2}, groups_of_one_are_local},
@@ -717,6 +823,8 @@ const std::vector<Case>& cases() {
         {.name = "ReducesToARootInASmallArena", .sizes = {3}, .body = reduces_to_a_root, .applies = buffered,
          .arena_bytes = 128 << 10},
         {.name = "GathersAndScattersInASmallArena", .sizes = {3}, .body = gathers_and_scatters_every_dtype, .applies = buffered,
+         .arena_bytes = 128 << 10},
+        {.name = "TakesHostBuffersInASmallArena", .sizes = {3}, .body = takes_host_buffers, .applies = buffered,
          .arena_bytes = 128 << 10},
         {.name = "DeliversWhatARankThatLeavesHasSent", .sizes = {2, 3}, .body = delivers_what_a_rank_that_leaves_has_sent,
          .arena_bytes = 1 << 20},
@@ -733,6 +841,7 @@ const std::vector<Case>& cases() {
         {"NoRootOfABroadcastIsNamed", {2}, no_root_of_a_broadcast_is_named, mismatch},
         {"DifferentSendsAndReceivesAreNamed", {2, 3}, different_sends_and_receives_are_named, mismatch},
         {"LeavingRankIsNamed", {2, 4}, leaving_rank_is_named, leavers},
+        {"LeavingRankIsNamedByOwnersOfBuffers", {2, 4}, leaving_rank_is_named_by_owners_of_buffers, leavers},
         {"DeadlineNamesWhoIsWaitedFor", {2, 3}, deadline_names_who_is_waited_for, leavers},
     };
   }();

@@ -176,6 +176,12 @@ TEST(WorldEnvironmentErrors, RefusesDifferentBackends) {
   }
 }
 
+TEST(WorldEnvironmentErrors, RefusesALimitThatIsNoNumber) {
+  const auto program = probe({{"ESPALIER_HOST_BUFFER_BYTES", "16GiB"}});
+  EXPECT_EQ(program->wait(), 2) << program->output();
+  EXPECT_THAT(program->output(), HasSubstr("ESPALIER_HOST_BUFFER_BYTES=16GiB: expected a number of bytes"));
+}
+
 TEST(WorldEnvironmentErrors, RefusesAnUnknownBackend) {
   const auto program = probe({{"ESPALIER_BACKEND", "carrier-pigeon"}});
   EXPECT_EQ(program->wait(), 2);

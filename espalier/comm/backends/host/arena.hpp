@@ -3,6 +3,7 @@
 // are shared. The lowest fitting gap is taken, so that small worlds keep using the same warm memory.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -40,6 +41,15 @@ class Arena {
   const std::int64_t rank_;
   std::vector<Block> blocks_;  // in use, ascending
   std::uint64_t next_serial_ = 1;
+};
+
+// Something in this rank's buffers that others use until each has returned it. The block is what they do so by.
+struct Loan {
+  Arena::Room room;
+  Lent lent = Lent::to_read;
+  const std::atomic<std::uint8_t>* returned = nullptr;  // by world rank; set for those to whom it was not lent
+
+  bool returned_by(std::int32_t rank) const { return returned[rank].load(std::memory_order_acquire) != 0; }
 };
 
 }  // namespace espalier::detail::host

@@ -50,6 +50,7 @@ Endpoint::Endpoint(std::shared_ptr<Segment> segment, std::int64_t rank, bool is_
       cores_for_all_(num_ranks_ <= usable_cores()),
       mine_(segment_->slot(rank)),
       arena_(*segment_, rank),
+      buffers_(std::make_shared<Buffers>(segment_, rank)),
       held_(static_cast<std::size_t>(num_ranks_), nullptr),
       pidfds_(static_cast<std::size_t>(num_ranks_), -1) {
   segment_->populate(rank);
@@ -120,11 +121,8 @@ void Endpoint::close() {
     if (!failure_ && std::uncaught_exceptions() == 0) hand_over(lock);
   }
   if (!failure_) failure_ = fmt::format("rank {} has closed this world; nothing can be called on it any more", rank_);
-  mine_.status.compare_exchange_strong(closing, static_cast<std::uint32_t>(RankStatus::closed));
-  for (Message*& first : held_) {
-    while (first != nullptr) release(first);
-  }
-  give_back_undrained();
+  release_all();
+  mine_.status.compare_exchange_strong(closing, static_cast<std::uint32_t>(RankStatus::closed));  // from here on it touches no block
   ring_all();
 }
 
@@ -168,14 +166,21 @@ void Endpoint::report_lost(const Task& task, std::string_view why) const {
                            why));
 }
 
-void Endpoint::give_back_undrained() {
+// What others wait for to be read. What they expect to be written stays lent, so that they do not take it for done.
+void Endpoint::release_all() {
+  for (Message* message : held_) {
+    for (Message* next = nullptr; message != nullptr; message = next) {
+      next = message->next_held;
+      if (message->descriptor.lent != Lent::to_write) release(message);
+    }
+  }
   for (std::int64_t source = 0; source < num_ranks_; ++source) {
     if (source == rank_) continue;
     Ring& ring = segment_->ring(source, rank_);
     std::uint64_t tail = ring.tail.load(std::memory_order_relaxed);
     for (const std::uint64_t head = ring.head.load(std::memory_order_acquire); tail != head; ++tail) {
-      const std::uint64_t block = ring.descriptors[tail % kRingSlots].block;
-      if (block != 0) segment_->block(source, block).readers.fetch_sub(1, std::memory_order_seq_cst);
+      const Descriptor& slot = ring.descriptors[tail % kRingSlots];
+      if (slot.block != 0 && slot.lent != Lent::to_write) give_back(source, slot.block, slot.lent, rank_);
     }
     ring.tail.store(tail, std::memory_order_release);
   }
@@ -330,6 +335,12 @@ void Endpoint::adapt_spin(int rounds_needed) {
   }
 }
 
+at::Tensor Endpoint::buffer(at::IntArrayRef sizes, at::ScalarType dtype) {
+  const std::lock_guard lock(mutex_);
+  if (failure_) throw CommError(*failure_);
+  return buffers_->make(sizes, dtype);
+}
+
 void Endpoint::note(std::string_view during) {
   const std::lock_guard lock(mutex_);
   during_.set(during);
@@ -374,7 +385,7 @@ void Endpoint::drain() {
       if (slot.block == 0) {
         message->payload = message->descriptor.inline_data.data();
       } else {
-        message->payload = segment_->arena(source) + slot.block;
+        message->payload = slot.lent == Lent::no ? segment_->arena(source) + slot.block : segment_->buffers(source) + slot.place;
         message->holds_block = true;
         Message*& first = held_[static_cast<std::size_t>(source)];
         message->previous_held = nullptr;
@@ -473,19 +484,20 @@ void Endpoint::evict_for_starved() {
     if (message == nullptr) continue;
     RankSlot& slot = segment_->slot(source);
     if (slot.starved.load(std::memory_order_acquire) != static_cast<std::uint32_t>(Starved::out_of_space)) continue;
-    while (message != nullptr) {
-      Message* next = message->next_held;
+    bool evicted = false;
+    for (Message* next = nullptr; message != nullptr; message = next) {
+      next = message->next_held;
+      if (message->descriptor.lent != Lent::no) continue;  // holds next to nothing
       const std::size_t bytes = message->descriptor.bytes;
       message->copy = std::make_unique_for_overwrite<char[]>(bytes);
       std::memcpy(message->copy.get(), message->payload, bytes);
       message->payload = message->copy.get();
       copies_bytes_ += static_cast<std::int64_t>(bytes);
-      segment_->block(source, message->descriptor.block).readers.fetch_sub(1, std::memory_order_seq_cst);
-      message->holds_block = false;
-      message = next;
+      unhold(message);
+      give_back(source, message->descriptor.block, Lent::no, rank_);
+      evicted = true;
     }
-    held_[static_cast<std::size_t>(source)] = nullptr;
-    ring(source);
+    if (evicted) ring(source);
   }
   if (copies_bytes_ > options_.copies_limit_bytes) {
     fail(fmt::format("rank {}: {} MiB of messages lie unreceived outside shared memory, the limit is {} MiB; receive what "
@@ -497,13 +509,7 @@ void Endpoint::evict_for_starved() {
 // ---- for tasks ----
 
 bool Endpoint::reserve(std::span<const std::int32_t> to, std::size_t bytes, Parcel& parcel) {
-  for (const std::int32_t rank : to) {
-    const Ring& ring = segment_->ring(rank_, rank);
-    if (ring.head.load(std::memory_order_relaxed) - ring.tail.load(std::memory_order_seq_cst) == kRingSlots) {
-      wants_ = Starved::out_of_space;
-      return false;
-    }
-  }
+  if (!rings_have_room(to)) return false;
   parcel.bytes = bytes;
   if (bytes <= kInlineBytes) {
     parcel.room = {};
@@ -522,16 +528,67 @@ bool Endpoint::reserve(std::span<const std::int32_t> to, std::size_t bytes, Parc
 void Endpoint::dispatch(std::span<const std::int32_t> to, Descriptor& descriptor, const Parcel& parcel) {
   descriptor.block = parcel.room.offset;
   descriptor.bytes = static_cast<std::uint32_t>(parcel.bytes);
+  push(to, descriptor, parcel.data);
+  count_sent(parcel.bytes * to.size());
+}
+
+std::optional<Loan> Endpoint::lend(std::span<const std::int32_t> to, Descriptor& descriptor) {
+  if (!rings_have_room(to)) return std::nullopt;
+  Loan loan{.room = arena_.allocate(static_cast<std::size_t>(num_ranks_), static_cast<std::uint32_t>(to.size())), .lent = descriptor.lent};
+  descriptor.block = loan.room.offset;
+  if (descriptor.block == 0) {
+    wants_ = Starved::out_of_space;
+    return std::nullopt;
+  }
+  loan.returned = &segment_->returned(rank_, descriptor.block, 0);
+  for (std::int64_t rank = 0; rank < num_ranks_; ++rank) {
+    const bool borrows = std::ranges::find(to, rank) != to.end();
+    segment_->returned(rank_, descriptor.block, rank).store(borrows ? 0 : 1, std::memory_order_relaxed);
+  }
+  push(to, descriptor, nullptr);
+  count_sent(descriptor.bytes * to.size());
+  return loan;
+}
+
+bool Endpoint::returned(const Loan& loan) {
+  if (arena_.released(loan.room)) return true;
+  if (loan.lent == Lent::to_read) {  // who has left does not read any more
+    for (std::int32_t rank = 0; rank < num_ranks_; ++rank) {
+      if (loan.returned_by(rank) || status(rank) != RankStatus::closed) continue;
+      if (give_back(rank_, loan.room.offset, loan.lent, rank)) return true;
+    }
+  }
+  wants_ = std::max(wants_, Starved::waits_for_release);
+  return false;
+}
+
+// Tells the owner of a block that a reader is through with it; whether it was the last one.
+bool Endpoint::give_back(std::int64_t owner, std::uint64_t block, Lent lent, std::int64_t reader) {
+  if (lent != Lent::no && segment_->returned(owner, block, reader).exchange(1, std::memory_order_seq_cst) != 0) return false;
+  return segment_->block(owner, block).readers.fetch_sub(1, std::memory_order_seq_cst) == 1;
+}
+
+bool Endpoint::rings_have_room(std::span<const std::int32_t> to) {
+  for (const std::int32_t rank : to) {
+    const Ring& ring = segment_->ring(rank_, rank);
+    if (ring.head.load(std::memory_order_relaxed) - ring.tail.load(std::memory_order_seq_cst) == kRingSlots) {
+      wants_ = Starved::out_of_space;
+      return false;
+    }
+  }
+  return true;
+}
+
+void Endpoint::push(std::span<const std::int32_t> to, const Descriptor& descriptor, const char* inline_data) {
   for (const std::int32_t rank : to) {
     Ring& ring = segment_->ring(rank_, rank);
     const std::uint64_t head = ring.head.load(std::memory_order_relaxed);
     Descriptor& slot = ring.descriptors[head % kRingSlots];
     std::memcpy(static_cast<void*>(&slot), &descriptor, offsetof(Descriptor, inline_data));
-    if (descriptor.block == 0) std::memcpy(slot.inline_data.data(), parcel.data, parcel.bytes);
+    if (descriptor.block == 0) std::memcpy(slot.inline_data.data(), inline_data, descriptor.bytes);
     ring.head.store(head + 1, std::memory_order_seq_cst);
     ring_for_message(rank);
   }
-  bytes_sent_.fetch_add(static_cast<std::int64_t>(parcel.bytes * to.size()), std::memory_order_relaxed);
 }
 
 bool Endpoint::released(const Arena::Room& room) {
@@ -542,20 +599,23 @@ bool Endpoint::released(const Arena::Room& room) {
 
 void Endpoint::release(Message* message) {
   if (message->holds_block) {
-    Message*& first = held_[static_cast<std::size_t>(message->source)];
-    (message->previous_held == nullptr ? first : message->previous_held->next_held) = message->next_held;
-    if (message->next_held != nullptr) message->next_held->previous_held = message->previous_held;
-    message->holds_block = false;
-    RankSlot& source = segment_->slot(message->source);
-    const auto before =
-        segment_->block(message->source, message->descriptor.block).readers.fetch_sub(1, std::memory_order_seq_cst);
-    if (before == 1 && source.starved.load(std::memory_order_seq_cst) != 0) ring(message->source);
+    unhold(message);
+    const Descriptor& descriptor = message->descriptor;
+    const bool last = give_back(message->source, descriptor.block, descriptor.lent, rank_);
+    if (last && segment_->slot(message->source).starved.load(std::memory_order_seq_cst) != 0) ring(message->source);
   }
   if (message->copy != nullptr) {
     copies_bytes_ -= message->descriptor.bytes;
     message->copy.reset();
   }
   free_messages_.push_back(message);
+}
+
+void Endpoint::unhold(Message* message) {
+  Message*& first = held_[static_cast<std::size_t>(message->source)];
+  (message->previous_held == nullptr ? first : message->previous_held->next_held) = message->next_held;
+  if (message->next_held != nullptr) message->next_held->previous_held = message->previous_held;
+  message->holds_block = false;
 }
 
 void Endpoint::add_copies(std::int64_t bytes, const Task& task) {

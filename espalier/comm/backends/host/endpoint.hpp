@@ -21,6 +21,7 @@
 
 #include "espalier/base/log.hpp"
 #include "espalier/comm/backends/host/arena.hpp"
+#include "espalier/comm/backends/host/buffers.hpp"
 #include "espalier/comm/backends/host/segment.hpp"
 #include "espalier/comm/backends/host/task.hpp"
 #include "espalier/comm/communicator.hpp"
@@ -68,6 +69,11 @@ class Endpoint {
   // exception unwinds the stack. Later calls throw.
   void close();
 
+  // A tensor in this rank's buffers. CommError when the world is poisoned or closed, ConfigError above the limit.
+  at::Tensor buffer(at::IntArrayRef sizes, at::ScalarType dtype);
+  // Where these bytes lie in this rank's buffers, if they do.
+  std::optional<std::uint64_t> place_of(const void* data, std::size_t bytes) const { return buffers_->place_of(data, bytes); }
+
   std::chrono::milliseconds timeout() const { return options_.timeout; }
   double wait_seconds() const { return static_cast<double>(waited_ns_.load(std::memory_order_relaxed)) * 1e-9; }
   std::int64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
@@ -84,6 +90,12 @@ class Endpoint {
   // Whether the readers of a block are through; false asks to be woken when some block is.
   bool released(const Arena::Room& room);
   void release(Message* message);
+  // Sends what lies at `descriptor.place` of this rank's buffers without copying it; nothing: no room, as with reserve. It must stay as
+  // it is until it is returned, and nobody but the borrowers may touch it when they may write.
+  std::optional<Loan> lend(std::span<const std::int32_t> to, Descriptor& descriptor);
+  // Whether all are through with it; false asks to be woken when some are.
+  bool returned(const Loan& loan);
+  void count_sent(std::size_t bytes) { bytes_sent_.fetch_add(static_cast<std::int64_t>(bytes), std::memory_order_relaxed); }
   // Counts memory held outside the arenas; fails the world above the limit.
   void add_copies(std::int64_t bytes, const Task& task);
   // Poisons the world on every rank and throws.
@@ -94,7 +106,11 @@ class Endpoint {
  private:
   void attach();
   void watch_peers();
-  void give_back_undrained();
+  void release_all();
+  bool give_back(std::int64_t owner, std::uint64_t block, Lent lent, std::int64_t reader);
+  void unhold(Message* message);
+  bool rings_have_room(std::span<const std::int32_t> to);
+  void push(std::span<const std::int32_t> to, const Descriptor& descriptor, const char* inline_data);
   void adapt_spin(int rounds_needed);
   // One wait, look by look: it spins between them, later yields, then sleeps until its bell.
   struct Patience {
@@ -149,6 +165,7 @@ class Endpoint {
   std::mutex mutex_;
   RankSlot& mine_;
   Arena arena_;
+  const std::shared_ptr<Buffers> buffers_;
   std::array<char, kInlineBytes> inline_scratch_;
   Starved starved_ = Starved::no;         // as shown to the others
   Starved wants_ = Starved::no;           // found out in the pass under way
@@ -157,7 +174,7 @@ class Endpoint {
   std::unordered_map<std::uint64_t, MessageQueue> orphans_;  // for spaces this rank has not made yet
   std::vector<std::unique_ptr<Message>> messages_;           // all there are
   std::vector<Message*> free_messages_;
-  std::vector<Message*> held_;  // by source: messages whose payload lies in its arena
+  std::vector<Message*> held_;  // by source: messages that hold a block of its arena
   std::vector<int> pidfds_;     // by rank; -1: not watched
   std::int64_t copies_bytes_ = 0;
   Clock::time_point next_check_{};

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
+#include "espalier/base/check.hpp"
 #include "espalier/comm/backends/host/endpoint.hpp"
 #include "espalier/comm/backends/host/tasks.hpp"
 
@@ -47,7 +49,8 @@ class HostCommunicator final : public Communicator {
     if (tensor.nbytes() * static_cast<std::size_t>(space_.size() - 1) <= std::min(kDirectReduceBytes, space_.largest_block)) {
       return post(std::make_shared<DirectReduceTask>(space_, call, std::move(tensor)));
     }
-    return post(std::make_shared<ReduceTask>(space_, call, tensor, tensor));
+    const auto place = lent_from(const_bytes_of(tensor), tensor.nbytes());
+    return post(std::make_shared<ReduceTask>(space_, call, tensor, tensor, place));
   }
 
   std::shared_ptr<Operation> reduce(at::Tensor output, at::Tensor input, ReduceOp op, std::int64_t root) override {
@@ -62,7 +65,7 @@ class HostCommunicator final : public Communicator {
     auto incoming = nothing();
     std::vector<ExchangeTask::Outgoing> outgoing;
     if (root == space_.me) {
-      outgoing.push_back({.data = const_bytes_of(tensor), .bytes = tensor.nbytes(), .to = space_.others});
+      outgoing.push_back(stream(const_bytes_of(tensor), tensor.nbytes(), space_.others));
     } else {
       incoming[static_cast<std::size_t>(root)] = {.data = bytes_of(tensor), .bytes = tensor.nbytes(), .expected = true};
     }
@@ -105,7 +108,7 @@ class HostCommunicator final : public Communicator {
     std::vector<ExchangeTask::Outgoing> outgoing;
     for (const std::int32_t other : space_.others) {
       const auto member = static_cast<std::size_t>(space_.index_of[static_cast<std::size_t>(other)]);
-      outgoing.push_back({.data = const_bytes_of(input) + member * bytes, .bytes = bytes, .to = {other}});
+      outgoing.push_back(stream(const_bytes_of(input) + member * bytes, bytes, {other}));
     }
     copy_bytes(bytes_of(output), const_bytes_of(input) + static_cast<std::size_t>(root) * bytes, bytes);
     return exchange(call, std::move(outgoing), std::move(incoming), {std::move(input), std::move(output)});
@@ -114,7 +117,8 @@ class HostCommunicator final : public Communicator {
   std::shared_ptr<Operation> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
     Call call = call_of(CallKind::reduce_scatter, output);
     call.reduce = op;
-    return post(std::make_shared<ReduceTask>(space_, call, std::move(output), std::move(input)));
+    const auto place = lent_from(const_bytes_of(input), input.nbytes());
+    return post(std::make_shared<ReduceTask>(space_, call, std::move(output), std::move(input), place));
   }
 
   std::shared_ptr<Operation> all_to_all(at::Tensor output, at::Tensor input, std::vector<std::int64_t> output_elems,
@@ -129,7 +133,7 @@ class HostCommunicator final : public Communicator {
     for (std::size_t member = 0; member < incoming.size(); ++member) {
       const auto send_bytes = static_cast<std::size_t>(input_elems[member]) * element_bytes;
       const auto recv_bytes = static_cast<std::size_t>(output_elems[member]) * element_bytes;
-      outgoing[member] = {.data = from, .bytes = send_bytes, .to = {space_.members[member]}};
+      outgoing[member] = stream(from, send_bytes, {space_.members[member]});
       incoming[member] = {.data = to, .bytes = recv_bytes, .expected = true};
       from += send_bytes;
       to += recv_bytes;
@@ -169,6 +173,15 @@ class HostCommunicator final : public Communicator {
     return std::vector<ExchangeTask::Incoming>(static_cast<std::size_t>(space_.size()));
   }
 
+  // Where these bytes lie in this rank's buffers, if they do and are worth lending.
+  std::optional<std::uint64_t> lent_from(const char* data, std::size_t bytes) const {
+    return bytes < kLeastLentBytes ? std::nullopt : endpoint_->place_of(data, bytes);
+  }
+
+  ExchangeTask::Outgoing stream(const char* data, std::size_t bytes, std::vector<std::int32_t> to) const {
+    return {.data = data, .bytes = bytes, .place = lent_from(data, bytes), .to = std::move(to)};
+  }
+
   // As many bytes of the tensor from each member.
   std::vector<ExchangeTask::Incoming> parts_of(const at::Tensor& tensor) const {
     auto incoming = nothing();
@@ -180,7 +193,7 @@ class HostCommunicator final : public Communicator {
   }
 
   ExchangeTask::Outgoing to_root(const at::Tensor& tensor, std::int64_t root) const {
-    return {.data = const_bytes_of(tensor), .bytes = tensor.nbytes(), .to = {space_.members[static_cast<std::size_t>(root)]}};
+    return stream(const_bytes_of(tensor), tensor.nbytes(), {space_.members[static_cast<std::size_t>(root)]});
   }
 
   // All members send their input, the last tensor, to all.
@@ -190,9 +203,8 @@ class HostCommunicator final : public Communicator {
     auto& mine = incoming[static_cast<std::size_t>(space_.me)];
     mine.expected = false;
     copy_bytes(mine.data, const_bytes_of(input), input.nbytes());
-    std::vector<ExchangeTask::Outgoing> outgoing{
-        {.data = const_bytes_of(input), .bytes = input.nbytes(), .to = space_.others}};
-    return exchange(call, std::move(outgoing), std::move(incoming), std::move(tensors));
+    auto all = stream(const_bytes_of(input), input.nbytes(), space_.others);
+    return exchange(call, {std::move(all)}, std::move(incoming), std::move(tensors));
   }
 
   std::shared_ptr<Operation> exchange(const Call& call, std::vector<ExchangeTask::Outgoing> outgoing,
@@ -217,6 +229,7 @@ class HostTransport final : public Transport {
   std::shared_ptr<Communicator> connect(const RankSet& members, std::string_view name, std::uint64_t context) override {
     return std::make_shared<HostCommunicator>(endpoint_, endpoint_->space(members.to_vector(), name, context));
   }
+  at::Tensor buffer(at::IntArrayRef sizes, at::ScalarType dtype) override { return endpoint_->buffer(sizes, dtype); }
   void note(std::string_view during) override { endpoint_->note(during); }
   void abort(std::string_view reason) override { endpoint_->abort(reason); }
   void close() override { endpoint_->close(); }
@@ -239,14 +252,23 @@ std::shared_ptr<Transport> make_transport(std::shared_ptr<Segment> segment, std:
 }  // namespace
 }  // namespace host
 
+HostOptions host_options_of(const WorldOptions& options) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 44;
+  HostOptions host{.timeout = options.timeout, .log = options.log, .postmortem = options.postmortem};
+  host.buffer_bytes = options.host_buffer_bytes.value_or(host.buffer_bytes);
+  ESPALIER_CHECK_CONFIG(host.buffer_bytes >= 0 && host.buffer_bytes <= kMost, "host backend: host_buffer_bytes is {}; expected 0 to {}",
+                        host.buffer_bytes, kMost);
+  return host;
+}
+
 std::shared_ptr<Transport> make_host_transport(Store& store, std::int64_t rank, std::int64_t size,
                                                const HostOptions& options) {
-  auto segment = host::Segment::for_processes(store, rank, size, options.arena_bytes, options.timeout);
+  auto segment = host::Segment::for_processes(store, rank, size, options.arena_bytes, options.buffer_bytes, options.timeout);
   return host::make_transport(std::move(segment), rank, false, options);
 }
 
 std::vector<std::shared_ptr<Transport>> make_host_transports_for_threads(std::int64_t size, const HostOptions& options) {
-  const auto segment = host::Segment::for_threads(size, options.arena_bytes);
+  const auto segment = host::Segment::for_threads(size, options.arena_bytes, options.buffer_bytes);
   std::vector<std::shared_ptr<Transport>> transports;
   for (std::int64_t rank = 0; rank < size; ++rank) {
     transports.push_back(host::make_transport(segment, rank, true, options));

@@ -11,16 +11,20 @@
 #include "espalier/base/log.hpp"
 #include "espalier/comm/communicator.hpp"
 #include "espalier/comm/store.hpp"
+#include "espalier/comm/world.hpp"
 
 namespace espalier::detail {
 
 struct HostOptions {
   std::chrono::milliseconds timeout{300'000};                // of joining, and of waits without a deadline of their own
   std::int64_t arena_bytes = std::int64_t{64} << 20;         // of each rank; memory is taken only as it is used
+  std::int64_t buffer_bytes = std::int64_t{16} << 30;        // of each rank, as rank 0 says; the same of them
   std::int64_t copies_limit_bytes = std::int64_t{4} << 30;   // of each rank: sent and early tensors outside the arenas
   LogSink log = stderr_sink();                               // told what was lost when a world was closed
   std::string postmortem{};                                  // file to write when the world fails; empty: none
 };
+
+HostOptions host_options_of(const WorldOptions& options);
 
 // For this process as `rank` of `size`. Blocks until all ranks have joined; CommError naming the missing ones.
 // ConfigError when the ranks cannot share memory, or a rank is started twice.

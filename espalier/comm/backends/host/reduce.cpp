@@ -7,6 +7,7 @@
 #include <c10/util/Half.h>
 
 #include <algorithm>
+#include <cstring>
 #include <type_traits>
 
 #include "espalier/base/check.hpp"
@@ -61,7 +62,7 @@ ESPALIER_INLINE A combine(A a, A b) {
 }
 
 template <ReduceOp op, class T>
-ESPALIER_INLINE void reduce_blocks(std::span<const void* const> sources, void* out, void* also, std::int64_t count) {
+ESPALIER_INLINE void reduce_blocks(std::span<const void* const> sources, void* out, std::span<void* const> also, std::int64_t count) {
   using A = typename AccumulatorOf<T>::type;
   alignas(64) A accumulator[kBlock];
   for (std::int64_t begin = 0; begin < count; begin += kBlock) {
@@ -80,18 +81,21 @@ ESPALIER_INLINE void reduce_blocks(std::span<const void* const> sources, void* o
       for (std::int64_t k = 0; k < n; ++k) accumulator[k] = static_cast<A>(static_cast<T>(accumulator[k])) / size;
     }
     T* to = static_cast<T*>(out) + begin;
-    if (also == nullptr) {
+    if (also.empty()) {
       for (std::int64_t k = 0; k < n; ++k) to[k] = static_cast<T>(accumulator[k]);
       continue;
     }
-    T* and_to = static_cast<T*>(also) + begin;
+    T* and_to = static_cast<T*>(also[0]) + begin;
 #pragma GCC ivdep
     for (std::int64_t k = 0; k < n; ++k) and_to[k] = to[k] = static_cast<T>(accumulator[k]);
+    for (std::size_t i = 1; i < also.size(); ++i) {
+      std::memcpy(static_cast<T*>(also[i]) + begin, to, static_cast<std::size_t>(n) * sizeof(T));
+    }
   }
 }
 
 template <ReduceOp op>
-ESPALIER_INLINE void reduce_any(c10::ScalarType dtype, std::span<const void* const> sources, void* out, void* also,
+ESPALIER_INLINE void reduce_any(c10::ScalarType dtype, std::span<const void* const> sources, void* out, std::span<void* const> also,
                                 std::int64_t count) {
   switch (dtype) {
     case c10::ScalarType::Double: return reduce_blocks<op, double>(sources, out, also, count);
@@ -108,7 +112,7 @@ ESPALIER_INLINE void reduce_any(c10::ScalarType dtype, std::span<const void* con
 }
 
 ESPALIER_INLINE void reduce_every(ReduceOp op, c10::ScalarType dtype, std::span<const void* const> sources, void* out,
-                                  void* also, std::int64_t count) {
+                                  std::span<void* const> also, std::int64_t count) {
   switch (op) {
     case ReduceOp::sum: return reduce_any<ReduceOp::sum>(dtype, sources, out, also, count);
     case ReduceOp::mean: return reduce_any<ReduceOp::mean>(dtype, sources, out, also, count);
@@ -123,12 +127,12 @@ ESPALIER_INLINE void reduce_every(ReduceOp op, c10::ScalarType dtype, std::span<
 
 #if defined(__x86_64__)
 [[gnu::target("avx2")]] void reduce_avx2(ReduceOp op, c10::ScalarType dtype, std::span<const void* const> sources,
-                                         void* out, void* also, std::int64_t count) {
+                                         void* out, std::span<void* const> also, std::int64_t count) {
   reduce_every(op, dtype, sources, out, also, count);
 }
 #endif
 
-void reduce_plain(ReduceOp op, c10::ScalarType dtype, std::span<const void* const> sources, void* out, void* also,
+void reduce_plain(ReduceOp op, c10::ScalarType dtype, std::span<const void* const> sources, void* out, std::span<void* const> also,
                   std::int64_t count) {
   reduce_every(op, dtype, sources, out, also, count);
 }
@@ -150,7 +154,7 @@ ReduceOp on_truth_values(ReduceOp op) {
 
 }  // namespace
 
-void reduce(ReduceOp op, c10::ScalarType dtype, std::span<const void* const> sources, void* out, void* also,
+void reduce(ReduceOp op, c10::ScalarType dtype, std::span<const void* const> sources, void* out, std::span<void* const> also,
             std::int64_t count) {
   const bool floating = c10::isFloatingType(dtype);
   const bool bitwise = op == ReduceOp::bit_and || op == ReduceOp::bit_or || op == ReduceOp::bit_xor;

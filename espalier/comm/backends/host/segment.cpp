@@ -21,7 +21,7 @@
 namespace espalier::detail::host {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x6573'7061'6c69'0001;  // "espali", version of this layout
+constexpr std::uint64_t kMagic = 0x6573'7061'6c69'0002;  // "espali", version of this layout
 constexpr std::string_view kSegmentKey = "host/segment";
 
 // The one place where a failed system call becomes an error.
@@ -38,27 +38,36 @@ std::size_t rounded_to_page(std::size_t bytes) { return (bytes + 4095) / 4096 * 
 
 }  // namespace
 
-Segment::Segment(std::int64_t num_ranks, std::int64_t arena_bytes, int fd)
-    : num_ranks_(num_ranks), arena_bytes_(arena_bytes), fd_(fd) {
+Segment::Segment(std::int64_t num_ranks, std::int64_t arena_bytes, std::int64_t buffer_bytes, int fd)
+    : num_ranks_(num_ranks),
+      arena_bytes_(arena_bytes),
+      buffer_bytes_(static_cast<std::int64_t>(rounded_to_page(static_cast<std::size_t>(buffer_bytes)))),
+      fd_(fd) {
   const std::size_t slots_at = rounded_to_page(sizeof(Header));
   const std::size_t rings_at = slots_at + rounded_to_page(sizeof(RankSlot) * static_cast<std::size_t>(num_ranks));
   const std::size_t arenas_at =
       rings_at + rounded_to_page(sizeof(Ring) * static_cast<std::size_t>(num_ranks * num_ranks));
-  mapped_bytes_ = arenas_at + static_cast<std::size_t>(arena_bytes * num_ranks);
-  if (fd >= 0) {
-    struct stat status {};
-    checked(::fstat(fd, &status), "fstat of the shared memory");
-    if (status.st_size == 0) checked(::ftruncate(fd, static_cast<off_t>(mapped_bytes_)), "sizing the shared memory");
-    ESPALIER_CHECK(status.st_size == 0 || static_cast<std::size_t>(status.st_size) == mapped_bytes_,
-                   "shared memory has {} bytes, expected {}", status.st_size, mapped_bytes_);
+  const std::size_t buffers_at = arenas_at + rounded_to_page(static_cast<std::size_t>(arena_bytes * num_ranks));
+  struct stat status {};
+  checked(::fstat(fd, &status), "fstat of the shared memory");
+  if (status.st_size == 0) {
+    mapped_bytes_ = buffers_at + static_cast<std::size_t>(buffer_bytes_ * num_ranks);
+    checked(::ftruncate(fd, static_cast<off_t>(mapped_bytes_)), fmt::format("sizing {} bytes of shared memory", mapped_bytes_));
+  } else {
+    mapped_bytes_ = static_cast<std::size_t>(status.st_size);
+    ESPALIER_CHECK(mapped_bytes_ >= buffers_at, "shared memory has {} bytes, expected {} at least", mapped_bytes_, buffers_at);
+    buffer_bytes_ = static_cast<std::int64_t>(mapped_bytes_ - buffers_at) / num_ranks;
   }
-  const int flags = fd >= 0 ? MAP_SHARED : MAP_SHARED | MAP_ANONYMOUS;
-  void* mapped = ::mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, fd, 0);
-  if (mapped == MAP_FAILED) fail_system_call("mapping the shared memory");
+  void* mapped = ::mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (mapped == MAP_FAILED) {
+    fail_system_call(fmt::format("mapping {} bytes of shared memory, {} for each rank's host_buffer (ESPALIER_HOST_BUFFER_BYTES),",
+                                 mapped_bytes_, buffer_bytes_));
+  }
   base_ = static_cast<char*>(mapped);
   slots_ = reinterpret_cast<RankSlot*>(base_ + slots_at);
   rings_ = reinterpret_cast<Ring*>(base_ + rings_at);
   arenas_ = base_ + arenas_at;
+  buffers_ = base_ + buffers_at;
 }
 
 Segment::~Segment() {
@@ -84,15 +93,18 @@ void Segment::close_descriptor() {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
 }
 
-std::shared_ptr<Segment> Segment::for_threads(std::int64_t num_ranks, std::int64_t arena_bytes) {
-  return std::shared_ptr<Segment>(new Segment(num_ranks, arena_bytes, -1));
+std::shared_ptr<Segment> Segment::for_threads(std::int64_t num_ranks, std::int64_t arena_bytes, std::int64_t buffer_bytes) {
+  const int fd = checked(::memfd_create("espalier", MFD_CLOEXEC), "memfd_create");
+  std::shared_ptr<Segment> segment(new Segment(num_ranks, arena_bytes, buffer_bytes, fd));
+  segment->close_descriptor();
+  return segment;
 }
 
-std::shared_ptr<Segment> Segment::for_processes(Store& store, std::int64_t rank, std::int64_t num_ranks,
-                                                std::int64_t arena_bytes, std::chrono::milliseconds timeout) {
+std::shared_ptr<Segment> Segment::for_processes(Store& store, std::int64_t rank, std::int64_t num_ranks, std::int64_t arena_bytes,
+                                                std::int64_t buffer_bytes, std::chrono::milliseconds timeout) {
   if (rank == 0) {
     const int fd = checked(::memfd_create("espalier", MFD_CLOEXEC), "memfd_create");
-    std::shared_ptr<Segment> segment(new Segment(num_ranks, arena_bytes, fd));
+    std::shared_ptr<Segment> segment(new Segment(num_ranks, arena_bytes, buffer_bytes, fd));
     segment->header().num_ranks = static_cast<std::uint64_t>(num_ranks);
     segment->header().arena_bytes = static_cast<std::uint64_t>(arena_bytes);
     segment->header().magic = kMagic;
@@ -113,9 +125,10 @@ std::shared_ptr<Segment> Segment::for_processes(Store& store, std::int64_t rank,
                         "host backend: rank {} cannot open rank 0's shared memory {}: {}; {}", rank, path, std::strerror(errno),
                         errno == ENOENT ? "rank 0 has ended or all its ranks have joined: was this rank started twice?"
                                         : "run all ranks as the same user, or use the gloo backend");
-  std::shared_ptr<Segment> segment(new Segment(num_ranks, arena_bytes, fd));
+  std::shared_ptr<Segment> segment(new Segment(num_ranks, arena_bytes, buffer_bytes, fd));
   ESPALIER_CHECK_CONFIG(segment->header().magic == kMagic &&
-                            segment->header().num_ranks == static_cast<std::uint64_t>(num_ranks),
+                            segment->header().num_ranks == static_cast<std::uint64_t>(num_ranks) &&
+                            segment->header().arena_bytes == static_cast<std::uint64_t>(arena_bytes),
                         "host backend: rank {} found the shared memory of another version or of a world of {} ranks, "
                         "expected {}; start all ranks from the same build",
                         rank, segment->header().num_ranks, num_ranks);

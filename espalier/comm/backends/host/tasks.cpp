@@ -41,11 +41,33 @@ bool ExchangeTask::advance(Endpoint& endpoint) {
       if (!stream.complete && advance_stream(endpoint, stream)) moved = true;
     }
   }
-  return streams_open_ == 0 && members_open_ == 0;
+  std::erase_if(loans_, [&](const Loan& loan) { return endpoint.returned(loan); });
+  return streams_open_ == 0 && members_open_ == 0 && loans_.empty();
+}
+
+// The next part, wherever it lies; false when there is no room.
+bool ExchangeTask::lend_part(Endpoint& endpoint, Outgoing& stream) {
+  const std::size_t bytes = std::min(kLentPartBytes, stream.bytes - stream.sent);
+  Descriptor header = descriptor();
+  header.total_bytes = stream.bytes;
+  header.bytes = static_cast<std::uint32_t>(bytes);
+  header.place = *stream.place + stream.sent;
+  header.lent = Lent::to_read;
+  const std::optional<Loan> loan = endpoint.lend(stream.to, header);
+  if (!loan) return false;
+  loans_.push_back(*loan);
+  stream.sent += bytes;
+  return true;
 }
 
 // One chunk of one stream; false when there is no room.
 bool ExchangeTask::advance_stream(Endpoint& endpoint, Outgoing& stream) {
+  if (stream.place) {
+    if (!lend_part(endpoint, stream)) return false;
+    stream.complete = stream.sent == stream.bytes;
+    if (stream.complete) --streams_open_;
+    return true;
+  }
   if (unread_.size() >= kUnreadBlocks * outgoing_.size()) {
     std::erase_if(unread_, [&](const Arena::Room& room) { return endpoint.released(room); });
     if (unread_.size() >= kUnreadBlocks * outgoing_.size()) return false;
@@ -91,6 +113,11 @@ std::vector<std::int32_t> ExchangeTask::awaited() const {
       if (stream.complete) continue;
       for (const std::int32_t rank : stream.to) members.push_back(space.index_of[static_cast<std::size_t>(rank)]);
     }
+    for (const std::int32_t rank : space.others) {
+      const std::int32_t member = space.index_of[static_cast<std::size_t>(rank)];
+      const bool keeps = std::any_of(loans_.begin(), loans_.end(), [&](const Loan& loan) { return !loan.returned_by(rank); });
+      if (keeps && std::find(members.begin(), members.end(), member) == members.end()) members.push_back(member);
+    }
   }
   return members;
 }
@@ -120,7 +147,7 @@ bool DirectReduceTask::advance(Endpoint& endpoint) {
   for (std::size_t member = 0; member < sources.size(); ++member) {
     if (contributions_[member] != nullptr) sources[member] = contributions_[member]->payload;
   }
-  host::reduce(call.reduce, call.dtype, sources, data_, nullptr, call.count);
+  host::reduce(call.reduce, call.dtype, sources, data_, {}, call.count);
   for (Message* message : contributions_) {
     if (message != nullptr) endpoint.release(message);
   }
@@ -166,7 +193,7 @@ bool RootReduceTask::advance(Endpoint& endpoint) {
       sources_[member] = part.payload + taken_[member];
       bytes = std::min(bytes, part.descriptor.bytes - taken_[member]);
     }
-    host::reduce(call.reduce, call.dtype, sources_, data_ + reduced_, nullptr,
+    host::reduce(call.reduce, call.dtype, sources_, data_ + reduced_, {},
                  static_cast<std::int64_t>(bytes / tensor_.element_size()));
     reduced_ += bytes;
     for (std::size_t member = 0; member < parts_.size(); ++member) {
@@ -190,7 +217,8 @@ std::vector<std::int32_t> RootReduceTask::awaited() const {
 
 // ---- ReduceTask ----
 
-ReduceTask::ReduceTask(Space& the_space, const Call& the_call, at::Tensor output, at::Tensor input)
+ReduceTask::ReduceTask(Space& the_space, const Call& the_call, at::Tensor output, at::Tensor input,
+                       std::optional<std::uint64_t> place)
     : Task(the_space, the_call),
       output_(std::move(output)),
       input_(std::move(input)),
@@ -201,7 +229,8 @@ ReduceTask::ReduceTask(Space& the_space, const Call& the_call, at::Tensor output
       round_elems_(static_cast<std::int64_t>(std::min(kChunkBytes, the_space.largest_block) / element_bytes_) *
                    (gathers() ? the_space.size() : 1)),
       rounds_(std::max<std::int64_t>(1, (count_ + round_elems_ - 1) / round_elems_)),
-      gathers_missing_(gathers() ? rounds_ * (the_space.size() - 1) : 0),
+      place_(place),
+      gathers_missing_(gathers() && !place ? rounds_ * (the_space.size() - 1) : 0),
       slices_(static_cast<std::size_t>(the_space.size())),
       gathered_(static_cast<std::size_t>(the_space.size()), 0),
       sources_(static_cast<std::size_t>(the_space.size()), nullptr) {}
@@ -216,12 +245,28 @@ ReduceTask::Range ReduceTask::slice(std::int64_t round, std::int32_t member) con
 }
 
 bool ReduceTask::advance(Endpoint& endpoint) {
+  if (place_ && scattered_ == 0 && !lend(endpoint)) return false;
   for (bool moved = true; moved;) {
     moved = false;
     while (scattered_ < rounds_ && scattered_ < reduced_ + kWindow && scatter(endpoint)) moved = true;
     while (reduced_ < scattered_ && round_arrived() && reduce(endpoint)) moved = true;
   }
-  return reduced_ == rounds_ && gathers_missing_ == 0;
+  if (loan_ && endpoint.returned(*loan_)) loan_.reset();
+  return reduced_ == rounds_ && gathers_missing_ == 0 && !loan_;
+}
+
+// Instead of all my slices; false: no room.
+bool ReduceTask::lend(Endpoint& endpoint) {
+  Descriptor header = descriptor();
+  header.phase = kScatter;
+  header.total_bytes = input_.nbytes();
+  header.place = *place_;
+  header.lent = gathers() ? Lent::to_write : Lent::to_read;
+  loan_ = endpoint.lend(space.others, header);
+  if (!loan_) return false;
+  scattered_ = rounds_;
+  endpoint.count_sent(input_.nbytes() / sources_.size() * (sources_.size() - 1));  // the others' slices
+  return true;
 }
 
 // Sends my contributions to the slices of the next round; false when there is no room for all of them now.
@@ -250,28 +295,47 @@ bool ReduceTask::round_arrived() const {
   return true;
 }
 
-// Reduces my slice of the next round, whose contributions have all come, and sends the result; false: no room.
+// Reduces my slice of the next round, whose contributions have all come, and hands out the result: straight into what was lent,
+// by message to the others. False: no room for that.
 bool ReduceTask::reduce(Endpoint& endpoint) {
   const Range range = slice(reduced_, space.me);
-  Parcel result;
-  if (gathers() && !endpoint.reserve(space.others, static_cast<std::size_t>(range.count) * element_bytes_, result)) {
-    return false;
-  }
+  const std::size_t begin = static_cast<std::size_t>(range.begin) * element_bytes_;
+  const bool last = reduced_ + 1 == rounds_;
+  copiers_.clear();
+  outputs_.clear();
   for (std::size_t member = 0; member < sources_.size(); ++member) {
-    sources_[member] = slices_[member].empty() ? input_data_ + static_cast<std::size_t>(range.begin) * element_bytes_
-                                               : slices_[member].front()->payload;
+    if (slices_[member].empty()) {
+      sources_[member] = input_data_ + begin;
+      continue;
+    }
+    const Message& message = *slices_[member].front();
+    const bool lent = message.descriptor.lent != Lent::no;
+    sources_[member] = message.payload + (lent ? begin : 0);
+    if (!gathers()) continue;
+    if (lent) {
+      outputs_.push_back(const_cast<char*>(message.payload) + begin);
+    } else {
+      copiers_.push_back(message.source);
+    }
+  }
+  const std::size_t num_written = outputs_.size();
+  Parcel result;
+  if (!copiers_.empty()) {
+    if (!endpoint.reserve(copiers_, static_cast<std::size_t>(range.count) * element_bytes_, result)) return false;
+    outputs_.push_back(result.data);
   }
   const std::int64_t out = gathers() ? range.begin : reduced_ * round_elems_;
-  host::reduce(call.reduce, call.dtype, sources_, output_data_ + static_cast<std::size_t>(out) * element_bytes_,
-               result.data, range.count);
+  host::reduce(call.reduce, call.dtype, sources_, output_data_ + static_cast<std::size_t>(out) * element_bytes_, outputs_,
+               range.count);
+  endpoint.count_sent(num_written * static_cast<std::size_t>(range.count) * element_bytes_);
   for (MessageQueue& queue : slices_) {
-    if (!queue.empty()) endpoint.release(queue.pop());
+    if (!queue.empty() && (last || queue.front()->descriptor.lent == Lent::no)) endpoint.release(queue.pop());
   }
-  if (gathers()) {
+  if (!copiers_.empty()) {
     Descriptor header = descriptor();
     header.phase = kGather;
     header.part = static_cast<std::uint32_t>(reduced_);
-    endpoint.dispatch(space.others, header, result);
+    endpoint.dispatch(copiers_, header, result);
   }
   ++reduced_;
   return true;
@@ -297,7 +361,9 @@ std::vector<std::int32_t> ReduceTask::awaited() const {
   for (std::int32_t member = 0; member < space.size(); ++member) {
     const auto m = static_cast<std::size_t>(member);
     const bool owes_slice = reduced_ < rounds_ && slices_[m].empty();
-    if (member != space.me && (owes_slice || (gathers() && gathered_[m] < rounds_))) members.push_back(member);
+    const bool owes_result = gathers() && !place_ && gathered_[m] < rounds_;
+    const bool keeps = loan_ && !loan_->returned_by(space.members[m]);
+    if (member != space.me && (owes_slice || owes_result || keeps)) members.push_back(member);
   }
   return members;
 }

@@ -7,12 +7,17 @@
 //   DirectReduceTask  small all_reduce: everyone sends everything to everyone
 //   ReduceTask        large all_reduce and reduce_scatter, in rounds: each member reduces its slice of the round
 //   SendTask, RecvTask
+//
+// What lies in this rank's buffers is not copied but lent: by the ExchangeTask in parts that the others copy from, by the
+// ReduceTask as a whole, from which the others read their slices and, in an all_reduce, to which they write the results. Every
+// member decides for itself. Then a task is done when all have given back what it lent.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "espalier/comm/backends/host/arena.hpp"
@@ -27,6 +32,10 @@ inline constexpr std::size_t kChunkBytes = 128 * 1024;
 inline constexpr std::size_t kSendChunkBytes = 1024 * 1024;
 // Up to here an all_reduce is exchanged directly: bytes received by a member.
 inline constexpr std::size_t kDirectReduceBytes = 64 * 1024;
+// Less is copied rather than lent: it costs little, and nobody has to wait until it is given back.
+inline constexpr std::size_t kLeastLentBytes = 32 * 1024;
+// What is lent at a time by an ExchangeTask; a receiver copies as much in one go.
+inline constexpr std::size_t kLentPartBytes = 16 * 1024 * 1024;
 
 class ExchangeTask final : public Task {
  public:
@@ -34,7 +43,8 @@ class ExchangeTask final : public Task {
   struct Outgoing {
     const char* data = nullptr;
     std::size_t bytes = 0;
-    std::vector<std::int32_t> to;
+    std::optional<std::uint64_t> place = {};  // of the data in this rank's buffers: it is lent
+    std::vector<std::int32_t> to = {};
     std::size_t sent = 0;
     bool complete = false;
   };
@@ -51,18 +61,20 @@ class ExchangeTask final : public Task {
 
   bool advance(Endpoint& endpoint) override;
   void arrive(Endpoint& endpoint, Message* message) override;
-  bool owes() const override { return streams_open_ > 0; }
+  bool owes() const override { return streams_open_ > 0 || !loans_.empty(); }
   std::uint32_t messages_missing() const override { return owes() ? 0 : static_cast<std::uint32_t>(members_open_); }
   std::vector<std::int32_t> awaited() const override;
 
  private:
   bool advance_stream(Endpoint& endpoint, Outgoing& stream);
+  bool lend_part(Endpoint& endpoint, Outgoing& stream);
 
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
   std::vector<at::Tensor> tensors_;
   std::size_t streams_open_;
   std::int64_t members_open_ = 0;
+  std::vector<Loan> loans_;
   std::vector<Arena::Room> unread_;  // blocks of mine that somebody still has to read, oldest first
 };
 
@@ -106,12 +118,13 @@ class RootReduceTask final : public Task {
 
 class ReduceTask final : public Task {
  public:
-  // all_reduce: `input` and `output` are the same tensor. reduce_scatter: input is size times the output.
-  ReduceTask(Space& space, const Call& call, at::Tensor output, at::Tensor input);
+  // all_reduce: `input` and `output` are the same tensor. reduce_scatter: input is size times the output. `place` is that of the
+  // input in this rank's buffers.
+  ReduceTask(Space& space, const Call& call, at::Tensor output, at::Tensor input, std::optional<std::uint64_t> place);
 
   bool advance(Endpoint& endpoint) override;
   void arrive(Endpoint& endpoint, Message* message) override;
-  bool owes() const override { return gathers() ? reduced_ < rounds_ : scattered_ < rounds_; }
+  bool owes() const override { return (gathers() ? reduced_ : scattered_) < rounds_ || loan_.has_value(); }
   std::vector<std::int32_t> awaited() const override;
 
  private:
@@ -123,6 +136,7 @@ class ReduceTask final : public Task {
   bool gathers() const { return call.kind == CallKind::all_reduce; }
   // The slice of the input that `member` reduces in a round.
   Range slice(std::int64_t round, std::int32_t member) const;
+  bool lend(Endpoint& endpoint);
   bool scatter(Endpoint& endpoint);
   bool reduce(Endpoint& endpoint);
   bool round_arrived() const;
@@ -135,13 +149,17 @@ class ReduceTask final : public Task {
   const std::int64_t count_;        // elements cut into rounds: all of them, or of the output
   const std::int64_t round_elems_;  // of count_, in one round
   const std::int64_t rounds_;
+  const std::optional<std::uint64_t> place_;
+  std::optional<Loan> loan_;        // of the input
   std::int64_t scattered_ = 0;      // rounds of which I have sent all slices
   std::size_t scattered_to_ = 0;    // and of the next one, to so many of the others
   std::int64_t reduced_ = 0;        // rounds in which my slice is done
   std::int64_t gathers_missing_;
-  std::vector<MessageQueue> slices_;              // by member, rounds in order
+  std::vector<MessageQueue> slices_;              // by member, rounds in order; or its whole input, lent
   std::vector<std::int64_t> gathered_;            // by member, rounds
+  std::vector<std::int32_t> copiers_;             // others whose output cannot be written from here
   std::vector<const void*> sources_;
+  std::vector<void*> outputs_;                    // besides mine
 };
 
 class SendTask final : public Task {

@@ -136,6 +136,7 @@ class RecordingTransport final : public Transport {
     return std::make_shared<RecordingCommunicator>(inner_->connect(members, name, context), recorder_, std::string(name),
                                                    members.size());
   }
+  at::Tensor buffer(at::IntArrayRef sizes, at::ScalarType dtype) override { return inner_->buffer(sizes, dtype); }
   void abort(std::string_view reason) override { inner_->abort(reason); }
   void close() override { inner_->close(); }
   double wait_seconds() const override { return inner_->wait_seconds(); }
@@ -186,7 +187,7 @@ void run_ranks_recorded(const std::vector<std::shared_ptr<Recorder>>& recorders,
                         const WorldOptions& options) {
   const auto size = static_cast<std::int64_t>(recorders.size());
   std::vector<std::shared_ptr<Transport>> transports(1);
-  if (size > 1) transports = make_host_transports_for_threads(size, {.timeout = options.timeout, .log = options.log});
+  if (size > 1) transports = make_host_transports_for_threads(size, host_options_of(options));
   for (std::size_t rank = 0; rank < transports.size(); ++rank) {
     transports[rank] = make_recording_transport(std::move(transports[rank]), recorders[rank]);
   }

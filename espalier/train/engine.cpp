@@ -243,7 +243,7 @@ Engine::Engine(const Mesh& mesh, const PipelineModule& module, const OptimizerFa
   state_->train_schedule = options.schedule.generate(module.num_stages(), options.micro_batches);
   check_trains(state_->train_schedule);
   FlatBuffer::MakeTensor in_shared_memory;  // what is averaged need not be copied there
-  if (mesh.size("data_context") > 1) {
+  if (mesh.group("data_context").size() > 1) {
     in_shared_memory = [world = mesh.world()](at::IntArrayRef sizes, at::ScalarType dtype) { return world.host_buffer(sizes, dtype); };
   }
   state_->flat = make_flat_buffers(module.parameters(), in_shared_memory);

@@ -2,6 +2,7 @@
 // `espalier doctor`: what this command was built with, what it finds on this machine, and which
 // rank it would be here.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -12,14 +13,17 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "apps/espalier/commands.hpp"
 #include "espalier/base/error.hpp"
 #include "espalier/base/host_name.hpp"
+#include "espalier/plan/launch/capabilities.hpp"
 #include "espalier/plan/launch/environment.hpp"
 
 namespace espalier::command {
@@ -28,13 +32,30 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+std::vector<std::string> backends() {
+  if (std::string_view(ESPALIER_TORCH_VERSION).empty()) return {};
+  std::vector<std::string> names{"host", "gloo"};
+  if (ESPALIER_WITH_MPI == 1) names.push_back("mpi");
+  return names;
+}
+
 Json built_in() {
   return {{"version", ESPALIER_VERSION},
           {"compiler", __VERSION__},
           {"libtorch", ESPALIER_TORCH_VERSION},  // empty: built without
-          {"backends", std::string_view(ESPALIER_TORCH_VERSION).empty() ? Json::array()
-                       : ESPALIER_WITH_MPI == 1                         ? Json{"host", "gloo", "mpi"}
-                                                                        : Json{"host", "gloo"}}};
+          {"backends", backends()}};
+}
+
+// What each backend that is built in does by itself, and what happens where it does not.
+Json capabilities() {
+  Json json = Json::object();
+  for (const CapabilityRow& row : capability_rows()) {
+    Json by_backend = Json::object();
+    for (const std::string& backend : backends())
+      by_backend[backend] = capabilities_of(backend).*row.has ? "yes" : row.otherwise;
+    json[std::string(row.what)] = by_backend;
+  }
+  return json;
 }
 
 std::string first_line_of(const std::string& path) {
@@ -118,6 +139,8 @@ Json rank_environment(const Variables& variables) {
     json["master_address"] = fact(found.master_address);
     json["master_port"] = fact(found.master_port);
     json["job"] = fact(found.job);
+    const BackendChoice choice = choose_backend(found, variables, ESPALIER_WITH_MPI == 1);
+    json["backend"] = {{"value", choice.backend}, {"why", choice.why}};
     json["store"] = found.world_size.value == 1 ? "none"
                     : found.agent_serves_store  ? "served by torchrun's agent"
                                                 : "served by rank 0";
@@ -129,6 +152,7 @@ Json rank_environment(const Variables& variables) {
 
 std::string shown(const Json& value) {
   if (value.is_null()) return "unknown";
+  if (value.contains("why")) return fmt::format("{}  ({})", shown(value["value"]), shown(value["why"]));
   if (value.is_object()) {
     const std::string from = value["from"];
     return fmt::format("{}{}", shown(value["value"]),
@@ -142,8 +166,25 @@ std::string shown(const Json& value) {
   return text.empty() ? "none" : text;
 }
 
+void print_capabilities(const Json& table) {
+  fmt::print("capabilities\n");
+  for (const auto& [what, by_backend] : table.items()) {
+    std::map<std::string, std::vector<std::string>> backends;  // by what they do
+    for (const auto& [backend, does] : by_backend.items()) backends[does].push_back(backend);
+    const bool all = backends["yes"].size() == by_backend.size();
+    std::string text = all ? "yes" : fmt::format("{}: yes", fmt::join(backends["yes"], ", "));
+    backends.erase("yes");
+    for (const auto& [does, names] : backends) text += fmt::format("; {}: {}", fmt::join(names, ", "), does);
+    fmt::print("  {:<22}{}\n", what, text);
+  }
+}
+
 void print(const Json& report) {
   for (const auto& [section, facts] : report.items()) {
+    if (section == "capabilities") {
+      print_capabilities(facts);
+      continue;
+    }
     fmt::print("{}\n", section);
     for (const auto& [name, value] : facts.items()) fmt::print("  {:<22}{}\n", name, shown(value));
   }
@@ -158,6 +199,7 @@ void add_doctor(CLI::App& app) {
   sub->add_flag("--json", *as_json, "One JSON object instead of text");
   sub->callback([as_json] {
     const Json report{{"built in", built_in()},
+                      {"capabilities", capabilities()},
                       {"found", found()},
                       {"host", host_facts()},
                       {"ranks", rank_environment(process_variables())}};

@@ -51,11 +51,15 @@ class FinishingOperation final : public Operation {
   std::weak_ptr<detail::WorldCore> world_;
 };
 
+Work started(const Group& group, std::shared_ptr<Operation> operation) {
+  return Work(std::move(operation), group.state().timeout);
+}
+
 Work finishing(const Group& group, std::shared_ptr<Operation> operation, std::function<void()> finish) {
   if (finish) {
     operation = std::make_shared<FinishingOperation>(std::move(operation), std::move(finish), group.state().core);
   }
-  return Work(std::move(operation));
+  return started(group, std::move(operation));
 }
 
 // What every call begins with.
@@ -203,7 +207,7 @@ Work reduce_(at::Tensor& tensor, const Group& group, std::int64_t root, ReduceOp
   check_peer("reduce_", "root", root, group);
   if (group.size() == 1) return {};
   const Reduction plan = plan_reduction(tensor.scalar_type(), op, group.capabilities());
-  if (group.rank() != root) return Work(group.state().communicator->reduce({}, readable(tensor).to(plan.dtype), plan.op, root));
+  if (group.rank() != root) return started(group, group.state().communicator->reduce({}, readable(tensor).to(plan.dtype), plan.op, root));
   std::function<void()> finish;
   const at::Tensor memory = writable(tensor, true, finish);
   const at::Tensor travels = memory.to(plan.dtype);
@@ -216,7 +220,7 @@ Work broadcast_(at::Tensor& tensor, const Group& group, std::int64_t root) {
   check_tensor("broadcast_", "broadcast", tensor, group);
   check_peer("broadcast_", "root", root, group);
   if (group.size() == 1) return {};
-  if (group.rank() == root) return Work(group.state().communicator->broadcast(readable(tensor), root));
+  if (group.rank() == root) return started(group, group.state().communicator->broadcast(readable(tensor), root));
   std::function<void()> finish;
   at::Tensor memory = writable(tensor, false, finish);
   return finishing(group, group.state().communicator->broadcast(memory, root), std::move(finish));
@@ -279,7 +283,7 @@ Work gather_into(at::Tensor& output, const at::Tensor& input, const Group& group
   begin("gather_into", group);
   check_tensor("gather_into", "input", input, group);
   check_peer("gather_into", "root", root, group);
-  if (group.rank() != root) return Work(group.state().communicator->gather({}, readable(input), root));
+  if (group.rank() != root) return started(group, group.state().communicator->gather({}, readable(input), root));
   check_tensor("gather_into", "output", output, group);
   check_same_dtype("gather_into", output, input, group);
   ESPALIER_CHECK_CONFIG(output.numel() == group.size() * input.numel(),
@@ -359,7 +363,7 @@ Work send(const at::Tensor& tensor, const Group& group, std::int64_t to, std::in
   check_peer("send", "receiver", to, group);
   check_point_to_point("send", group);
   ESPALIER_CHECK_CONFIG(to != group.rank(), "send on group '{}': rank {} cannot send to itself", group.name(), to);
-  return Work(group.state().communicator->send(readable(tensor), to, tag));
+  return started(group, group.state().communicator->send(readable(tensor), to, tag));
 }
 
 Work recv(at::Tensor& tensor, const Group& group, std::int64_t from, std::int64_t tag) {
@@ -376,7 +380,7 @@ Work recv(at::Tensor& tensor, const Group& group, std::int64_t from, std::int64_
 Work barrier(const Group& group) {
   begin("barrier", group);
   if (group.size() == 1) return {};
-  return Work(group.state().communicator->barrier());
+  return started(group, group.state().communicator->barrier());
 }
 
 }  // namespace espalier

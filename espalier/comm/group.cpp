@@ -32,4 +32,13 @@ Group Group::duplicate(std::string_view name) const {
   return Group(state_->core->group(state_->core, state_->members, name, name));
 }
 
+std::chrono::milliseconds Group::timeout() const { return state_->timeout.value_or(state_->core->timeout); }
+
+Group Group::with_timeout(std::chrono::milliseconds timeout) const {
+  ESPALIER_CHECK_CONFIG(timeout.count() > 0, "group '{}': a timeout of {} ms; expected more than 0", name(), timeout.count());
+  auto state = std::make_shared<detail::GroupState>(*state_);
+  state->timeout = timeout;
+  return Group(std::move(state));
+}
+
 }  // namespace espalier

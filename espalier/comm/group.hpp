@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "espalier/plan/launch/capabilities.hpp"
 #include "espalier/plan/layout/rank_set.hpp"
 
 namespace espalier {
@@ -15,17 +17,6 @@ namespace detail {
 class Communicator;
 struct GroupState;
 }  // namespace detail
-
-// What a group's backend does by itself. What it lacks, the collectives emulate.
-struct Capabilities {
-  bool point_to_point = true;       // send and recv
-  bool uneven_all_gather = true;    // all_gather_v without padding
-  bool int16_reductions = true;
-  bool bfloat16_reductions = true;
-  bool mean_reductions = true;      // ReduceOp::mean, as the sum rounded to the dtype and then divided
-  bool buffered_sends = true;       // a posted send arrives whatever its sender does next
-  bool names_dead_ranks = true;     // the death of a process is noticed and named at once
-};
 
 // A set of ranks that communicate: a cheap handle, equal for all copies. Only members hold one. A group of one never
 // communicates. Ranks inside a group are 0 .. size-1 in ascending order of world ranks.
@@ -46,6 +37,11 @@ class Group {
   // The same ranks under another name with a communication space of their own. All members must call, in the same
   // order. The same name and set again gives the same group; the same name for another set is a ConfigError.
   Group duplicate(std::string_view name) const;
+
+  // The same group, whose waits without a deadline of their own end after `timeout` instead of the world's. Local; communicates
+  // through the same space. ConfigError unless it is above 0.
+  Group with_timeout(std::chrono::milliseconds timeout) const;
+  std::chrono::milliseconds timeout() const;
 
   detail::GroupState& state() const { return *state_; }
 

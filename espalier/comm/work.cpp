@@ -7,11 +7,13 @@
 
 namespace espalier {
 
-Work::Work(std::shared_ptr<detail::Operation> operation) : operation_(std::move(operation)) {}
+Work::Work(std::shared_ptr<detail::Operation> operation, std::optional<std::chrono::milliseconds> timeout)
+    : operation_(std::move(operation)), timeout_(timeout) {}
 
 Work& Work::operator=(Work&& other) noexcept {
   Work dropped(std::move(operation_));  // an unfinished operation that is overwritten is parked, not lost
   operation_ = std::move(other.operation_);
+  timeout_ = other.timeout_;
   return *this;
 }
 
@@ -28,7 +30,7 @@ bool Work::done() {
 }
 
 void Work::wait() {
-  if (operation_) wait(operation_->timeout());
+  if (operation_) wait(timeout_.value_or(operation_->timeout()));
 }
 
 void Work::wait(std::chrono::milliseconds timeout) {

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <span>
 
 namespace espalier {
@@ -16,7 +17,8 @@ class Operation;
 class [[nodiscard]] Work {
  public:
   Work() = default;  // already finished
-  explicit Work(std::shared_ptr<detail::Operation> operation);
+  // Without a timeout wait() takes the operation's own.
+  explicit Work(std::shared_ptr<detail::Operation> operation, std::optional<std::chrono::milliseconds> timeout = {});
   Work(Work&&) noexcept = default;
   Work& operator=(Work&&) noexcept;
   ~Work();
@@ -31,6 +33,7 @@ class [[nodiscard]] Work {
 
  private:
   std::shared_ptr<detail::Operation> operation_;
+  std::optional<std::chrono::milliseconds> timeout_;
 };
 
 // Waits for all, in order.

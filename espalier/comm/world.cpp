@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "espalier/base/check.hpp"
+#include "espalier/comm/checked_calls.hpp"
 #include "espalier/comm/world_state.hpp"
 #include "espalier/plan/groups/host_crossings.hpp"
 
@@ -31,7 +32,9 @@ std::uint64_t context_of(const std::vector<std::int64_t>& members, std::string_v
 WorldCore::WorldCore(Place the_place, std::shared_ptr<Transport> the_transport, const WorldOptions& options)
     : place(std::move(the_place)),
       transport(std::move(the_transport)),
-      log(options.log, fmt::format("[rank {}] ", place.rank)) {}
+      log(options.log, fmt::format("[rank {}] ", place.rank)),
+      timeout(options.timeout),
+      checks_calls(options.check_calls) {}
 
 std::shared_ptr<GroupState> WorldCore::group(const std::shared_ptr<WorldCore>& self, const RankSet& members,
                                              std::string_view name, std::string_view duplicate) {
@@ -65,7 +68,11 @@ std::shared_ptr<GroupState> WorldCore::group(const std::shared_ptr<WorldCore>& s
   if (state->size > 1) {
     ESPALIER_CHECK(transport != nullptr, "a group of {} in a world without transport", state->size);
     std::shared_ptr<Communicator>& communicator = communicators_[key];
-    if (communicator == nullptr) communicator = transport->connect(members, name, context_of(key.first, duplicate));
+    if (communicator == nullptr) {
+      communicator = transport->connect(members, name, context_of(key.first, duplicate));
+      if (checks_calls && !communicator->capabilities().names_different_calls)
+        communicator = check_calls(std::move(communicator), transport, members, name);
+    }
     state->communicator = communicator;
     state->capabilities = communicator->capabilities();
   }

@@ -40,6 +40,11 @@ struct WorldOptions {
   // The most bytes that World::host_buffer hands out to a rank at a time, on all ranks as rank 0 says. Unset:
   // ESPALIER_HOST_BUFFER_BYTES, else 16 GiB. It costs addresses, not memory.
   std::optional<std::int64_t> host_buffer_bytes{};
+  // Before each collective its members compare what they call, where the backend does not notice by itself that it differs (gloo,
+  // mpi, c10d): a CommError that shows both calls instead of a hang or wrong numbers. Costs a small all-gather each, and posting
+  // waits for all members, which must then post the operations of different groups in one order too. To find a fault with; also
+  // ESPALIER_CHECK_CALLS=1. Point-to-point operations are not compared.
+  bool check_calls = false;
 };
 
 // This process's (or thread's) place among all ranks, and the source of every group. A cheap handle. A program may

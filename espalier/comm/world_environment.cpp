@@ -44,6 +44,10 @@ WorldOptions completed(WorldOptions options, const Variables& variables) {
     ESPALIER_CHECK_CONFIG(error == std::errc() && end == text.data() + text.size(),
                           "ESPALIER_HOST_BUFFER_BYTES={}: expected a number of bytes, such as 17179869184", text);
   }
+  if (const auto check = variables.find("ESPALIER_CHECK_CALLS"); check != variables.end() && !check->second.empty()) {
+    ESPALIER_CHECK_CONFIG(check->second == "0" || check->second == "1", "ESPALIER_CHECK_CALLS={}; expected 0 or 1", check->second);
+    options.check_calls = options.check_calls || check->second == "1";
+  }
   return options;
 }
 
@@ -65,12 +69,6 @@ Backend choose_backend(std::optional<Backend> requested, const std::string& why_
       "world: backend host needs all ranks on one host, but {}; ask for gloo, or for nothing",
       why_not_one_host);
   return requested.value_or(why_not_one_host.empty() ? Backend::host : Backend::gloo);
-}
-
-// Whether an MPI launcher started ranks on several hosts.
-bool mpi_spans_hosts(const RankEnvironment& found) {
-  return (found.launcher == Launcher::open_mpi || found.launcher == Launcher::mpich) && !found.master_address &&
-         found.local_world_size && found.local_world_size->value < found.world_size.value;
 }
 
 World make_mpi_world(detail::Place place, const RankEnvironment& found, const WorldOptions& options) {

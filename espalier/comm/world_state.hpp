@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -56,6 +57,8 @@ struct WorldCore {
   const Place place;
   const std::shared_ptr<Transport> transport;  // null in a world of one
   const Log log;
+  const std::chrono::milliseconds timeout;  // of waits without a deadline of their own
+  const bool checks_calls;  // where the backend does not find different calls by itself
   std::shared_ptr<Store> store = {};  // that rank 0 serves, as long as this world is there, to worlds that the same ranks make later
 
  private:
@@ -79,6 +82,7 @@ struct GroupState {
   std::int64_t size = 1;
   std::shared_ptr<Communicator> communicator;  // null in a group of one
   Capabilities capabilities;
+  std::optional<std::chrono::milliseconds> timeout = {};  // of waits; none: the world's
 };
 
 struct WorldState {

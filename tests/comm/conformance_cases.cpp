@@ -794,6 +794,20 @@ void deadline_names_who_is_waited_for(World& world, const Promises&) {
   }
 }
 
+// A group's own deadline ends its waits, and through them the world.
+void group_has_its_own_deadline(World& world, const Promises&) {
+  const Group impatient = world.group().with_timeout(milliseconds(200));
+  check(impatient.timeout() == milliseconds(200), "it says {} ms", impatient.timeout() / milliseconds(1));
+  at::Tensor tensor = at::ones({4});
+  all_reduce_(tensor, impatient).wait();
+  check(tensor.sum().item<float>() == 4.0F * static_cast<float>(world.size()), "the sum is {}", tensor.sum().item<float>());
+  const auto before = steady_clock::now();
+  if (world.rank() == 0) check_contains(error_of<CommError>([&] { recv(tensor, impatient, 1, 9).wait(); }), "rank 1");
+  else check_contains(error_of<CommError>([&] { barrier(world.group()).wait(); }), "rank 0");
+  const auto waited = steady_clock::now() - before;
+  check(waited < milliseconds(3000), "waited {} ms", waited / milliseconds(1));
+}
+
 }  // namespace
 
 const std::vector<Case>& cases() {
@@ -830,7 +844,7 @@ const std::vector<Case>& cases() {
          .arena_bytes = 1 << 20},
         {"FinishesDroppedWork", {2, 3}, finishes_dropped_work},
         {"KeepsTensorsAlive", {2, 3}, keeps_tensors_alive},
-        {"DuplicatesAreApart", {2, 3}, duplicates_are_apart},
+        {"DuplicatesAreApart", {2, 3}, duplicates_are_apart, [](const Promises& promises) { return promises.free_order; }},
         {"MeshNamesTheGroupsOfALayout", {2, 4}, mesh_names_the_groups_of_a_layout},
         {"DisagreeingLayoutsAreNamed", {2, 4}, disagreeing_layouts_are_named},
         {"ErrorsOfSomeRanksBecomeEverybodys", {2, 3}, errors_of_some_ranks_become_everybodys},
@@ -839,9 +853,11 @@ const std::vector<Case>& cases() {
         {"DifferentCountsAndDtypesAreNamed", {2}, different_counts_and_dtypes_are_named, mismatch},
         {"TwoRootsOfAGatherAreNamed", {2}, two_roots_of_a_gather_are_named, mismatch},
         {"NoRootOfABroadcastIsNamed", {2}, no_root_of_a_broadcast_is_named, mismatch},
-        {"DifferentSendsAndReceivesAreNamed", {2, 3}, different_sends_and_receives_are_named, mismatch},
+        {"DifferentSendsAndReceivesAreNamed", {2, 3}, different_sends_and_receives_are_named,
+         [](const Promises& promises) { return promises.names_mismatched_messages; }},
         {"LeavingRankIsNamed", {2, 4}, leaving_rank_is_named, leavers},
         {"LeavingRankIsNamedByOwnersOfBuffers", {2, 4}, leaving_rank_is_named_by_owners_of_buffers, leavers},
+        {"GroupHasItsOwnDeadline", {2}, group_has_its_own_deadline, leavers},
         {"DeadlineNamesWhoIsWaitedFor", {2, 3}, deadline_names_who_is_waited_for, leavers},
     };
   }();

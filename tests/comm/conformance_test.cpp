@@ -93,6 +93,14 @@ void run_on_gloo(const Case& one, std::int64_t size, const Promises& promises) {
                       options_of(one));
 }
 
+void run_on_checked_gloo(const Case& one, std::int64_t size, const Promises& promises) {
+  std::vector<std::shared_ptr<detail::Transport>> transports(1);
+  if (size > 1) transports = detail::make_gloo_transports_for_threads(size, {.timeout = one.timeout});
+  WorldOptions options = options_of(one);
+  options.check_calls = true;
+  detail::run_threads(std::move(transports), Backend::gloo, [&](World& world) { one.body(world, promises); }, options);
+}
+
 // A process group as a program makes it.
 c10::intrusive_ptr<c10d::ProcessGroup> process_group_of(const c10::intrusive_ptr<c10d::Store>& store,
                                                         c10d::ProcessGroup::BackendType type,
@@ -158,7 +166,7 @@ struct BackendUnderTest {
   Sizes sizes;
 };
 
-constexpr Promises kAsOverGloo{.ordered_sums = false, .buffered_sends = false, .names_mismatch = false, .names_leavers = false};
+constexpr Promises kAsOverGloo{.ordered_sums = false, .buffered_sends = false, .names_mismatch = false, .names_mismatched_messages = false, .names_leavers = false};
 
 const std::vector<BackendUnderTest>& backends() {
   static const std::vector<BackendUnderTest> all{
@@ -167,8 +175,16 @@ const std::vector<BackendUnderTest>& backends() {
       {"RecordedHostThreads", {}, run_on_recorded_host_threads, Sizes::smallest},
       {"GlooThreads", kAsOverGloo, run_on_gloo, Sizes::largest},
       {"GlooProcesses", kAsOverGloo, run_on_gloo_processes, Sizes::smallest},
+      {"CheckedGlooThreads",
+       {.ordered_sums = false,
+        .buffered_sends = false,
+        .names_mismatched_messages = false,
+        .free_order = false,
+        .names_leavers = false},
+       run_on_checked_gloo,
+       Sizes::smallest},
       {"C10dOfGloo", kAsOverGloo, run_on_c10d_of_gloo, Sizes::largest},
-      {"C10dOfHost", {.names_mismatch = false, .names_leavers = false}, run_on_c10d_of_host, Sizes::largest},
+      {"C10dOfHost", {.names_mismatch = false, .names_mismatched_messages = false, .names_leavers = false}, run_on_c10d_of_host, Sizes::largest},
   };
   return all;
 }

@@ -27,7 +27,7 @@ using testing_support::Program;
 const std::string kEspalier = ESPALIER_TEST_BIN "/espalier";
 const std::string kProbe = ESPALIER_TEST_BIN "/world_probe";
 constexpr milliseconds kLimit(60'000);
-constexpr Promises kPromises{.ordered_sums = false, .buffered_sends = false, .names_mismatch = false, .names_leavers = false};
+constexpr Promises kPromises{.ordered_sums = false, .buffered_sends = false, .names_mismatch = false, .names_mismatched_messages = false, .names_leavers = false};
 
 // This program again, as `size` ranks that run one of the bodies below. The last word tells its processes from others.
 std::string marker() { return fmt::format("ranks-of-{}", getpid()); }

@@ -188,6 +188,12 @@ TEST(WorldEnvironmentErrors, RefusesAnUnknownBackend) {
   EXPECT_THAT(program->output(), HasSubstr("ESPALIER_BACKEND=carrier-pigeon: "));
 }
 
+TEST(WorldEnvironmentErrors, RefusesAChoiceThatIsNone) {
+  const auto program = probe({{"ESPALIER_CHECK_CALLS", "maybe"}});
+  EXPECT_EQ(program->wait(), 2);
+  EXPECT_THAT(program->output(), HasSubstr("ESPALIER_CHECK_CALLS=maybe; expected 0 or 1"));
+}
+
 TEST(WorldEnvironmentErrors, AsksForAnAddressWhereTheRanksMayBeOnSeveralHosts) {
   const auto program =
       probe({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}, {"SLURM_LOCALID", "0"}});

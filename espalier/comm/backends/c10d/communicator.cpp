@@ -276,10 +276,6 @@ class C10dCommunicator final : public Communicator {
         backend_name_(link->backend->getBackendName()),
         members_(members),
         name_(std::move(name)) {
-    capabilities_.uneven_all_gather = false;
-    capabilities_.int16_reductions = false;
-    capabilities_.bfloat16_reductions = false;
-    capabilities_.names_dead_ranks = false;
   }
 
   const Capabilities& capabilities() const override { return capabilities_; }
@@ -540,7 +536,7 @@ class C10dCommunicator final : public Communicator {
   const std::string backend_name_;
   const RankSet members_;
   const std::string name_;
-  Capabilities capabilities_;
+  const Capabilities capabilities_ = capabilities_of("gloo");
   std::mutex mutex_;
   std::int64_t sequence_ = 0;
   std::int64_t announced_ = -1;  // the latest such operation

@@ -219,7 +219,7 @@ class HostCommunicator final : public Communicator {
 
   const std::shared_ptr<Endpoint> endpoint_;
   Space& space_;
-  const Capabilities capabilities_;
+  const Capabilities capabilities_ = capabilities_of("host");
 };
 
 class HostTransport final : public Transport {

@@ -99,12 +99,7 @@ class MpiCommunicator final : public Communicator {
         comm_(comm),
         size_(members.size()),
         me_(*members.index_of(session_->rank())),
-        suffix_(fmt::format(" of group '{}' {}", name, members.to_string())) {
-    capabilities_.bfloat16_reductions = false;
-    capabilities_.mean_reductions = false;
-    capabilities_.buffered_sends = false;
-    capabilities_.names_dead_ranks = false;
-  }
+        suffix_(fmt::format(" of group '{}' {}", name, members.to_string())) {}
 
   const Capabilities& capabilities() const override { return capabilities_; }
 
@@ -390,7 +385,7 @@ class MpiCommunicator final : public Communicator {
   const std::int64_t size_;
   const std::int64_t me_;
   const std::string suffix_;
-  Capabilities capabilities_;
+  const Capabilities capabilities_ = capabilities_of("mpi");
   std::mutex mutex_;
   std::atomic<std::int64_t> sequence_{0};
 };

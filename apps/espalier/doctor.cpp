@@ -34,7 +34,7 @@ using Json = nlohmann::ordered_json;
 
 std::vector<std::string> backends() {
   if (std::string_view(ESPALIER_TORCH_VERSION).empty()) return {};
-  std::vector<std::string> names{"host", "gloo"};
+  std::vector<std::string> names{"host", "gloo", "hierarchical"};
   if (ESPALIER_WITH_MPI == 1) names.push_back("mpi");
   return names;
 }

@@ -152,9 +152,9 @@ void add_run(CLI::App& app) {
   const auto options = std::make_shared<RunOptions>();
   sub->add_option("-n,--ranks", options->num_ranks, "How many ranks; with --hostfile: default all its slots");
   sub->add_option("--backend", options->backend,
-                  "What the ranks talk over, told to them as ESPALIER_BACKEND: host, gloo, or mpi, "
+                  "What the ranks talk over, told to them as ESPALIER_BACKEND: host, gloo, hierarchical, or mpi, "
                   "which makes this command execute mpirun")
-      ->check(CLI::IsMember({"host", "gloo", "mpi"}));
+      ->check(CLI::IsMember({"host", "gloo", "hierarchical", "mpi"}));
   sub->add_option("--postmortem", options->postmortem,
                   "Where one rank writes what all were doing when the world fails (host), told to "
                   "them as ESPALIER_POSTMORTEM; see espalier postmortem");

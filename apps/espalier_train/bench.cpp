@@ -457,7 +457,7 @@ void add_bench(CLI::App& app) {
       "Every call's time is that of the slowest rank. Bandwidths are those of nccl-tests: algbw is size over time, busbw what a\n"
       "link carries of it. Exit code 1 when a result was wrong. Over mpi: espalier run --backend mpi -n 4 -- espalier bench ...");
   sub->add_option("--op", options->ops, "Operations, or all")->delimiter(',')->capture_default_str();
-  sub->add_option("--backend", options->backend, "host, gloo or mpi")->capture_default_str();
+  sub->add_option("--backend", options->backend, "host, gloo, hierarchical or mpi")->capture_default_str();
   sub->add_option("--against", options->against, "Backends that take turns with it; their times are also given over its own")
       ->delimiter(',');
   sub->add_option("--ranks", options->ranks, "How many ranks to start here (default: the layout's, else 2)");

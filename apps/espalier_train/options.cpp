@@ -47,7 +47,7 @@ void ModelOptions::add_to(CLI::App& app) {
   option("--partition", partition, "Layers to stages: parameters, uniform, type:REGEX or cuts such as 0,2,4,6");
   option("--p2p", point_to_point, "How stages hand tensors on: auto, send or broadcast");
   option("--precision", precision, "fp32 or fp64");
-  option("--backend", backend, "host, gloo or mpi; default: host where all ranks share a host");
+  option("--backend", backend, "host, gloo, hierarchical or mpi; default: host where all ranks share a host");
   option("--recompute", recompute_every, "Recompute activations in segments of this many layers; 0: keep them");
   option("--seed", seed, "Of weights, data order and sampling");
   option("--threads", threads, "Threads of each rank");

@@ -170,7 +170,7 @@ void add_verify_groups(CLI::App& app) {
   sub->add_option("--world", options->world_size, "Number of ranks (default: what the layout's sizes multiply to)");
   sub->add_option("--as", options->as, "Ranks are threads (default) or processes")
       ->check(CLI::IsMember({"threads", "processes"}));
-  sub->add_option("--backend", options->backend, "host, gloo or mpi");
+  sub->add_option("--backend", options->backend, "host, gloo, hierarchical or mpi");
   sub->callback([options] { verify_groups(*options); });
 }
 

@@ -6,7 +6,7 @@
 
 namespace espalier {
 
-// This host's name, for people; cut after 255 bytes.
+// This host's name, for people: ESPALIER_HOST, if that is set, else its own, cut after 255 bytes.
 std::string host_name();
 
 }  // namespace espalier

@@ -4,8 +4,8 @@
 // Tensors are dense CPU tensors of any dtype that makes sense (float64/32/16, bfloat16, int64/32/16/8, uint8, bool),
 // contiguous or not, empty ones included; a tensor that is written must not be touched until its Work is done, and one that
 // is read must not change until then (but for send, which copies it). Reductions of float16 and bfloat16 accumulate in
-// float32; the order of sums is that of group ranks, so all members get the same bits. Roots and peers are group ranks.
-// ConfigError before anything is sent when arguments cannot be right.
+// float32; the order of sums is that of group ranks (between hosts: host by host), so all members get the same bits. Roots and
+// peers are group ranks. ConfigError before anything is sent when arguments cannot be right.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -75,6 +75,8 @@ class Transport {
   virtual void note(std::string_view) {}
   // Tells all peers that this rank gives up: their waits end with a CommError that carries `reason`. Never blocks.
   virtual void abort(std::string_view reason) = 0;
+  // What has ended this world on this rank, as far as a look tells that does not wait; empty: nothing, or it cannot tell.
+  virtual std::string failure() { return ""; }
   // Leaves the world, as the last handle's end does: what others wait for is handed over first, at most until the
   // deadline; then their waits for this rank fail, and so do later calls here.
   virtual void close() = 0;

@@ -4,7 +4,7 @@
 //   n-th generation <generation>/owner/<rank>   the participant, as JSON <generation>/arrived how
 //   many are there; the first one sets "first", the last one <generation>/verdict        "ok", or
 //   why there is no world; everybody waits for this one key <generation>/reach/<rank>   "", or why
-//   this rank does not share a host with all others <generation>/world/...      the store of the
+//   this rank does not share memory with others on its host <generation>/world/...      the store of the
 //   world
 #include "espalier/comm/rendezvous.hpp"
 
@@ -19,6 +19,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -51,6 +52,11 @@ std::string read_line(const std::string& path) {
   std::string line;
   std::getline(file, line);
   return line;
+}
+
+std::string environment_variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
 }
 
 std::string to_json(const Participant& one) {
@@ -115,13 +121,12 @@ std::string contradiction(const Participant& first, const Participant& self, std
   return "";
 }
 
-// Whether this process may open another's descriptors: what sharing memory through /proc needs.
+// Whether this process may open the descriptors of others on its host: what sharing memory through /proc needs.
 std::string why_no_reach(std::int64_t rank, const std::vector<Participant>& participants) {
   const Participant& self = participants[static_cast<std::size_t>(rank)];
   for (std::size_t other = 0; other < participants.size(); ++other) {
     const Participant& one = participants[other];
-    if (one.machine != self.machine)
-      return fmt::format("rank {} is on {} and rank {} on {}", rank, self.host, other, one.host);
+    if (one.machine != self.machine) continue;
     DIR* const folder = opendir(fmt::format("/proc/{}/fd", one.pid).c_str());
     if (folder == nullptr && (errno == EMFILE || errno == ENFILE))
       throw CommError(fmt::format("world: rank {} ({}) cannot look for the other ranks: {}; raise the limit (ulimit -n)", rank,
@@ -130,6 +135,15 @@ std::string why_no_reach(std::int64_t rank, const std::vector<Participant>& part
       return fmt::format("rank {} may not open /proc/{}/fd of rank {} ({})", rank, one.pid, other,
                          std::strerror(errno));
     closedir(folder);
+  }
+  return "";
+}
+
+std::string why_several_hosts(const std::vector<Participant>& participants) {
+  const Participant& first = participants.front();
+  for (std::size_t rank = 1; rank < participants.size(); ++rank) {
+    if (participants[rank].machine != first.machine)
+      return fmt::format("rank 0 is on {} and rank {} on {}", first.host, rank, participants[rank].host);
   }
   return "";
 }
@@ -339,7 +353,7 @@ Participant this_participant(std::int64_t world_size, std::string_view backend) 
   const auto space = std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
   const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored).string();
   return {host_name(),
-          read_line("/proc/sys/kernel/random/boot_id") + " " + space,
+          read_line("/proc/sys/kernel/random/boot_id") + " " + space + " " + environment_variable("ESPALIER_HOST"),
           getpid(),
           program,
           world_size,
@@ -375,8 +389,10 @@ Roster gather(const std::shared_ptr<C10dStore>& store, std::int64_t rank, const 
   mine->set(numbered("reach", rank), why_no_reach(rank, roster.participants));
   for (const std::string& key : numbered_keys("reach", size)) {
     const std::string why_not = mine->get(key, left_until(deadline));
-    if (roster.why_not_one_host.empty()) roster.why_not_one_host = why_not;
+    if (roster.why_not_each_host.empty()) roster.why_not_each_host = why_not;
   }
+  roster.why_not_one_host = why_several_hosts(roster.participants);
+  if (roster.why_not_one_host.empty()) roster.why_not_one_host = roster.why_not_each_host;
   roster.store = mine->below("world");
   return roster;
 }
@@ -410,10 +426,12 @@ Roster meet(const RankEnvironment& environment, std::string_view backend, millis
 
 std::string address_for(const Roster& roster, std::int64_t rank) {
   if (roster.why_not_one_host.empty()) return "127.0.0.1";
-  const auto reachable = [](const std::string& address) {
-    return !address.empty() && !address.starts_with("127.") && address != "::1";
+  const auto is_loopback = [](const std::string& address) {
+    return address.starts_with("127.") || address == "::1" || address == "localhost";
   };
-  // On the way to where all ranks meet; on that host itself, that address.
+  if (is_loopback(roster.meeting_host)) return "127.0.0.1";  // where all have met
+  // On the way to where all have met; on that host itself, that address.
+  const auto reachable = [&](const std::string& address) { return !address.empty() && !is_loopback(address); };
   if (const std::string address = local_address_towards(roster.meeting_host); reachable(address)) return address;
   const std::string& machine = roster.participants[static_cast<std::size_t>(rank)].machine;
   for (const Participant& other : roster.participants) {

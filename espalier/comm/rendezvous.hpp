@@ -57,7 +57,7 @@ std::shared_ptr<C10dStore> make_thread_store();
 struct Participant {
   std::string host;  // its name, for people
   std::string
-      machine;  // boot id and pid namespace: equal means one host, as far as processes can see
+      machine;  // boot id, pid namespace and ESPALIER_HOST: equal means one host, as far as processes can see
   std::int64_t pid = 0;
   std::string program;
   std::int64_t world_size = 0;
@@ -73,7 +73,8 @@ struct Roster {
   std::shared_ptr<C10dStore> store;       // of this world alone
   std::string
       why_not_one_host = {};  // empty: all ranks share a host and may open each other's descriptors
-  std::string meeting_host = {};  // where the store is served; empty: unknown
+  std::string why_not_each_host = {};  // empty: those that share a host may
+  std::string meeting_host = {};       // where the store is; empty: unknown
 };
 
 // Connects to the store that the environment names (rank 0 serves it unless an agent does), waits

@@ -3,9 +3,11 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "espalier/base/check.hpp"
@@ -64,7 +66,7 @@ std::string current_text() {
 }  // namespace
 
 void run_threads(std::vector<std::shared_ptr<Transport>> transports, Backend backend,
-                 const std::function<void(World&)>& body, const WorldOptions& options) {
+                 const std::function<void(World&)>& body, const WorldOptions& options, const std::vector<std::int64_t>& host_of_rank) {
   const auto size = static_cast<std::int64_t>(transports.size());
   FirstError first_error;
   std::vector<std::jthread> threads;
@@ -72,9 +74,14 @@ void run_threads(std::vector<std::shared_ptr<Transport>> transports, Backend bac
     threads.emplace_back([&, rank, transport = std::move(transports[static_cast<std::size_t>(rank)])]() mutable {
       at::set_num_threads(1);
       try {
-        World world = make_world({.rank = rank, .size = size, .local_rank = rank, .local_size = size, .host = host_name(),
-                                  .launcher = "threads", .backend = backend},
-                                 transport, options);
+        Place place{.rank = rank, .size = size, .local_rank = rank, .local_size = size, .host = host_name(), .launcher = "threads",
+                    .backend = backend, .host_of_rank = host_of_rank};
+        if (!host_of_rank.empty()) {
+          const auto me = host_of_rank.begin() + rank;
+          place.local_rank = std::count(host_of_rank.begin(), me, *me);
+          place.local_size = std::ranges::count(host_of_rank, *me);
+        }
+        World world = make_world(std::move(place), transport, options);
         body(world);
         world.state().core->close();
       } catch (...) {
@@ -102,6 +109,9 @@ void run_ranks(std::int64_t num_ranks, const std::function<void(World&)>& body, 
       case Backend::gloo:
         transports = detail::make_gloo_transports_for_threads(num_ranks, {.timeout = options.timeout});
         break;
+      case Backend::hierarchical:
+        throw ConfigError("run_ranks: the ranks of backend hierarchical are on several hosts, but these are threads of one process; "
+                          "choose host or gloo");
       case Backend::c10d:
         throw ConfigError("run_ranks: a world of backend c10d is made of the program's process group (World::from_c10d); choose "
                           "host or gloo");

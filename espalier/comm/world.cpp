@@ -121,14 +121,16 @@ World make_world(Place place, std::shared_ptr<Transport> transport, const WorldO
 Backend backend_by_name(std::string_view name) {
   if (name == "host") return Backend::host;
   if (name == "gloo") return Backend::gloo;
+  if (name == "hierarchical") return Backend::hierarchical;
   if (name == "mpi") return Backend::mpi;
-  throw ConfigError(fmt::format("backend: there is no '{}'; choose host, gloo or mpi", name));
+  throw ConfigError(fmt::format("backend: there is no '{}'; choose host, gloo, hierarchical or mpi", name));
 }
 
 std::string_view to_string(Backend backend) {
   switch (backend) {
     case Backend::host: return "host";
     case Backend::gloo: return "gloo";
+    case Backend::hierarchical: return "hierarchical";
     case Backend::mpi: return "mpi";
     case Backend::c10d: return "c10d";
   }

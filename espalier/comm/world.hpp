@@ -23,19 +23,20 @@ struct WorldState;
 
 struct C10dGroup;  // c10d.hpp
 
-enum class Backend { host, gloo, mpi, c10d };
+enum class Backend { host, gloo, hierarchical, mpi, c10d };
 
-// "host", "gloo", "mpi"; ConfigError with the legal names otherwise. (c10d cannot be asked for: see World::from_c10d.)
+// "host", "gloo", "hierarchical", "mpi"; ConfigError with the legal names otherwise. (c10d cannot be asked for: see World::from_c10d.)
 Backend backend_by_name(std::string_view name);
 std::string_view to_string(Backend backend);
 
 struct WorldOptions {
   // Default: ESPALIER_BACKEND; else host when all ranks share a host; else mpi when mpirun started them and this build
-  // has it; else gloo.
+  // has it; else hierarchical (host inside each host, gloo between them) when some share a host; else gloo.
   std::optional<Backend> backend;
   std::chrono::milliseconds timeout{300'000};        // deadline of every wait
   LogSink log = stderr_sink();
   // Written by one rank when the world fails: what every rank was doing (host). Empty: ESPALIER_POSTMORTEM, else no file.
+  // Hierarchical: a file on each host, whose name ends in the host's.
   std::string postmortem{};
   // The most bytes that World::host_buffer hands out to a rank at a time, on all ranks as rank 0 says. Unset:
   // ESPALIER_HOST_BUFFER_BYTES, else 16 GiB. It costs addresses, not memory.

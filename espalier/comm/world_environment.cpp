@@ -5,12 +5,14 @@
 #include <charconv>
 #include <future>
 #include <map>
+#include <set>
 #include <thread>
 #include <vector>
 
 #include "espalier/base/check.hpp"
 #include "espalier/base/host_name.hpp"
 #include "espalier/comm/backends/c10d/gloo.hpp"
+#include "espalier/comm/backends/hierarchical/hierarchical.hpp"
 #include "espalier/comm/backends/host/host_transport.hpp"
 #include "espalier/comm/backends/mpi/mpi.hpp"
 #include "espalier/comm/rendezvous.hpp"
@@ -63,12 +65,21 @@ std::vector<std::int64_t> number_hosts(const std::vector<detail::Participant>& p
   return host_of_rank;
 }
 
-Backend choose_backend(std::optional<Backend> requested, const std::string& why_not_one_host) {
+Backend choose_backend(std::optional<Backend> requested, const detail::Roster& roster) {
   ESPALIER_CHECK_CONFIG(
-      requested != Backend::host || why_not_one_host.empty(),
+      requested != Backend::host || roster.why_not_one_host.empty(),
       "world: backend host needs all ranks on one host, but {}; ask for gloo, or for nothing",
-      why_not_one_host);
-  return requested.value_or(why_not_one_host.empty() ? Backend::host : Backend::gloo);
+      roster.why_not_one_host);
+  ESPALIER_CHECK_CONFIG(
+      requested != Backend::hierarchical || roster.why_not_each_host.empty(),
+      "world: backend hierarchical needs ranks on one host to share memory, but {}; ask for gloo, or for nothing",
+      roster.why_not_each_host);
+  if (requested) return *requested;
+  if (roster.why_not_one_host.empty()) return Backend::host;
+  std::set<std::string_view> machines;
+  for (const detail::Participant& each : roster.participants) machines.insert(each.machine);
+  const bool some_share = machines.size() < roster.participants.size();
+  return some_share && roster.why_not_each_host.empty() ? Backend::hierarchical : Backend::gloo;
 }
 
 World make_mpi_world(detail::Place place, const RankEnvironment& found, const WorldOptions& options) {
@@ -126,7 +137,7 @@ World World::from_environment(const WorldOptions& asked) {
                       .backend = requested.value_or(Backend::host)};
   ESPALIER_CHECK_CONFIG(requested != Backend::c10d,
                         "world: backend c10d is the program's process group; make the world with World::from_c10d, or ask for host, "
-                        "gloo, mpi or nothing");
+                        "gloo, hierarchical, mpi or nothing");
   if (requested == Backend::mpi) detail::require_mpi();
   if (place.size == 1) return detail::make_world(std::move(place), nullptr, options);
 
@@ -139,15 +150,16 @@ World World::from_environment(const WorldOptions& asked) {
 namespace detail {
 
 void locate(Place& place, const Roster& roster) {
-  const auto& machine = roster.participants[static_cast<std::size_t>(place.rank)].machine;
-  place.local_size = std::count_if(roster.participants.begin(), roster.participants.end(),
-                                   [&](const auto& other) { return other.machine == machine; });
+  const auto me = roster.participants.begin() + place.rank;
+  const auto is_here = [&](const Participant& other) { return other.machine == me->machine; };
+  place.local_rank = std::count_if(roster.participants.begin(), me, is_here);
+  place.local_size = std::count_if(roster.participants.begin(), roster.participants.end(), is_here);
   place.host_of_rank = number_hosts(roster.participants);
 }
 
 World make_world_of(const Roster& roster, Place place, std::optional<Backend> requested, const WorldOptions& options) {
   locate(place, roster);
-  place.backend = choose_backend(requested, roster.why_not_one_host);
+  place.backend = choose_backend(requested, roster);
   std::shared_ptr<Transport> transport;
   switch (place.backend) {
     case Backend::host:
@@ -157,6 +169,15 @@ World make_world_of(const Roster& roster, Place place, std::optional<Backend> re
       transport = make_gloo_transport(roster.store, place.rank, place.size,
                                       {.timeout = options.timeout, .address = address_for(roster, place.rank)});
       break;
+    case Backend::hierarchical: {
+      std::vector<std::int64_t> host_of_rank = place.host_of_rank;
+      if (host_of_rank.empty()) host_of_rank.assign(static_cast<std::size_t>(place.size), 0);
+      HostOptions host = host_options_of(options);
+      host.host = place.host;
+      transport = make_hierarchical_transport(roster.store, place.rank, host_of_rank, std::move(host),
+                                              {.address = address_for(roster, place.rank)});
+      break;
+    }
     case Backend::mpi:
     case Backend::c10d:
       ESPALIER_CHECK(false, "backend {} needs no roster", to_string(place.backend));

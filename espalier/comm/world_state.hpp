@@ -97,9 +97,10 @@ void warn_of_host_crossings(const World& world, const GroupPlan& plan);
 World make_world(Place place, std::shared_ptr<Transport> transport, const WorldOptions& options);
 
 struct Roster;
-// Who shares this rank's host: all of `place` but its local rank.
+// Who shares this rank's host.
 void locate(Place& place, const Roster& roster);
-// A world of the ranks of the roster over `requested`, else host when they share one, else gloo.
+// A world of the ranks of the roster over `requested`, else host when they share one, else hierarchical when
+// some do, else gloo.
 World make_world_of(const Roster& roster, Place place, std::optional<Backend> requested, const WorldOptions& options);
 
 }  // namespace espalier::detail

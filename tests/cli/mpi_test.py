@@ -67,7 +67,7 @@ class Mpi(unittest.TestCase):
 
     def test_doctor_shows_it(self):
         done = run(ESPALIER, "doctor", "--json")
-        self.assertEqual(json.loads(done.stdout)["built in"]["backends"], ["host", "gloo", "mpi"])
+        self.assertEqual(json.loads(done.stdout)["built in"]["backends"], ["host", "gloo", "hierarchical", "mpi"])
 
     def test_exit_code_is_that_of_the_program(self):
         self.assertEqual(run(*RUN, "sh", "-c", "exit 7").returncode, 7)

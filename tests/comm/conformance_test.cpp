@@ -5,6 +5,7 @@
 //   backend        ordered sums   buffered sends   names different calls   names who left or died
 //   host           yes            yes              yes                     yes
 //   gloo           no             no               no                      no
+//   hierarchical   no             no               no                      no          (but inside a host: hierarchical_test.cpp)
 //   mpi            no             no               no                      no          (mpi_test.cpp)
 //   c10d           as the process group's backend; what is between gives no more than over gloo
 #include <ATen/Parallel.h>
@@ -22,6 +23,7 @@
 
 #include "espalier/base/error.hpp"
 #include "espalier/comm/backends/c10d/gloo.hpp"
+#include "espalier/comm/backends/hierarchical/hierarchical.hpp"
 #include "espalier/comm/backends/host/host_transport.hpp"
 #include "espalier/comm/backends/recording/recording.hpp"
 #include "espalier/comm/c10d.hpp"
@@ -99,6 +101,26 @@ void run_on_checked_gloo(const Case& one, std::int64_t size, const Promises& pro
   WorldOptions options = options_of(one);
   options.check_calls = true;
   detail::run_threads(std::move(transports), Backend::gloo, [&](World& world) { one.body(world, promises); }, options);
+}
+
+void run_on_hosts(const Case& one, const std::vector<std::int64_t>& hosts, const Promises& promises) {
+  std::vector<std::shared_ptr<detail::Transport>> transports(1);
+  if (hosts.size() > 1) transports = detail::make_hierarchical_transports_for_threads(hosts, host_options_of(one));
+  detail::run_threads(std::move(transports), Backend::hierarchical, [&](World& world) { one.body(world, promises); },
+                      options_of(one), hosts);
+}
+
+// 2 ranks: one on each host; 3: 2 + 1; 4: 2 + 2; 5: 3 + 2.
+void run_on_two_hosts(const Case& one, std::int64_t size, const Promises& promises) {
+  std::vector<std::int64_t> hosts;
+  for (std::int64_t rank = 0; rank < size; ++rank) hosts.push_back(rank * 2 / size);
+  run_on_hosts(one, hosts, promises);
+}
+
+void run_on_hosts_in_turn(const Case& one, std::int64_t size, const Promises& promises) {
+  std::vector<std::int64_t> hosts;
+  for (std::int64_t rank = 0; rank < size; ++rank) hosts.push_back(rank % 2);
+  run_on_hosts(one, hosts, promises);
 }
 
 // A process group as a program makes it.
@@ -183,6 +205,8 @@ const std::vector<BackendUnderTest>& backends() {
         .names_leavers = false},
        run_on_checked_gloo,
        Sizes::smallest},
+      {"HierarchicalThreads", kAsOverGloo, run_on_two_hosts, Sizes::every},
+      {"HierarchicalInTurn", kAsOverGloo, run_on_hosts_in_turn, Sizes::largest},
       {"C10dOfGloo", kAsOverGloo, run_on_c10d_of_gloo, Sizes::largest},
       {"C10dOfHost", {.names_mismatch = false, .names_mismatched_messages = false, .names_leavers = false}, run_on_c10d_of_host, Sizes::largest},
   };

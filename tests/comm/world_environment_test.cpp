@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tests/support/program.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace espalier {
 namespace {
@@ -105,6 +106,75 @@ TEST(WorldEnvironmentTorchrun, MakesAWorldFromItsVariables) {
   EXPECT_EQ(first->wait(), 0) << first->output() << first->error();
   EXPECT_EQ(second->wait(), 0) << second->output() << second->error();
   EXPECT_EQ(second->output(), "rank 1 of 2 local 1 of 2 host torchrun sum 3\n");
+}
+
+// A rank that is told to be on this host.
+Settings rank_on(const std::string& host, int rank, int size, int port) {
+  Settings all = torch_rank(rank, size, port);
+  all["ESPALIER_HOST"] = host;
+  return all;
+}
+
+TEST(WorldEnvironmentHosts, TakeSharedMemoryInsideAHostAndGlooBetween) {
+  const int port = free_port();
+  std::vector<std::unique_ptr<Program>> ranks;
+  for (int rank = 0; rank < 4; ++rank) ranks.push_back(probe(rank_on(rank < 2 ? "a" : "b", rank, 4, port), "leave"));
+  for (int rank = 0; rank < 4; ++rank) {
+    Program& one = *ranks[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(one.wait(), 0) << one.output() << one.error();
+    EXPECT_THAT(one.output(), HasSubstr(fmt::format("rank {} of 4 local {} of 2 hierarchical torchrun sum 10\n", rank, rank % 2)));
+    if (rank > 0) {
+      EXPECT_THAT(one.output(), HasSubstr("received 7\n"));
+    }
+  }
+}
+
+TEST(WorldEnvironmentHosts, TakeGlooWhereNoneSharesOne) {
+  const int port = free_port();
+  const auto first = probe(rank_on("a", 0, 2, port)), second = probe(rank_on("b", 1, 2, port));
+  EXPECT_EQ(first->wait(), 0) << first->output() << first->error();
+  EXPECT_EQ(second->wait(), 0) << second->output() << second->error();
+  EXPECT_EQ(second->output(), "rank 1 of 2 local 0 of 1 gloo torchrun sum 3\n");
+}
+
+TEST(WorldEnvironmentHosts, TakeWhatIsAskedFor) {
+  const std::string each = "ESPALIER_HOST=node$((ESPALIER_RANK / 2)) exec " + kProbe;
+  for (const std::string backend : {"gloo", "hierarchical", "host"}) {
+    Program program({kEspalier, "run", "-n", "3", "--backend", backend, "--", "/bin/sh", "-c", each});
+    if (backend == "host") {
+      EXPECT_EQ(program.wait(), 2);
+      EXPECT_THAT(program.output(), HasSubstr("needs all ranks on one host, but rank 0 is on node0 and rank 2 on node1; ask for"));
+    } else {
+      EXPECT_EQ(program.wait(), 0) << program.output() << program.error();
+      EXPECT_THAT(program.output(), HasSubstr(fmt::format("rank 1 of 3 local 1 of 2 {} espalier run sum 6\n", backend)));
+    }
+  }
+}
+
+TEST(WorldEnvironmentHosts, NameADeadRankOnEveryHost) {
+  TemporaryFolder folder;
+  const std::string file = folder.file("postmortem.json");
+  const int port = free_port();
+  std::vector<std::unique_ptr<Program>> ranks;
+  for (int rank = 0; rank < 4; ++rank) {
+    Settings settings = rank_on(rank < 2 ? "a" : "b", rank, 4, port);
+    settings["ESPALIER_POSTMORTEM"] = file;
+    ranks.push_back(probe(settings, "die"));
+  }
+  EXPECT_EQ(ranks[1]->wait(), 128 + SIGABRT);
+  const auto start = TestClock::now();
+  for (const std::size_t rank : {0, 2, 3}) {
+    EXPECT_EQ(ranks[rank]->wait(), 3) << ranks[rank]->output() << ranks[rank]->error();
+    EXPECT_THAT(ranks[rank]->output(), testing::ContainsRegex(R"(CommError: .*rank 1 \(pid [0-9]+ on a\) died)"));
+    EXPECT_THAT(ranks[rank]->output(), HasSubstr("group 'world"));
+  }
+  EXPECT_LT(seconds_since(start), 2.0);
+  Program shown({kEspalier, "postmortem", file + ".a", file + ".b"});
+  EXPECT_EQ(shown.wait(), 0) << shown.error();
+  EXPECT_THAT(shown.output(), HasSubstr("2 ranks on a,"));
+  EXPECT_THAT(shown.output(), HasSubstr("2 ranks on b,"));
+  EXPECT_THAT(shown.output(), testing::ContainsRegex("\n1     [0-9]+ +died"));
+  EXPECT_THAT(shown.output(), testing::ContainsRegex("\n3     [0-9]+ "));
 }
 
 TEST(WorldEnvironmentOpenMpi, MeetsByTheNameOfItsJob) {

@@ -6,8 +6,10 @@
 #include <map>
 #include <mutex>
 
+#include "espalier/comm/backends/hierarchical/hierarchical.hpp"
 #include "espalier/comm/backends/recording/recording.hpp"
 #include "espalier/comm/run_ranks.hpp"
+#include "espalier/comm/threads.hpp"
 #include "tests/train/gpt_run.hpp"
 
 namespace espalier::testing_support {
@@ -102,6 +104,22 @@ TEST(ParallelEqualsSerial, OverGlooToo) {
     const GptRun run{.layout = {.pipe = pipe, .data = data}, .micro_batches = 3, .steps = 3, .global_micro_batches = 3 * data};
     const Difference difference = largest_difference(serial.for_run(run), train_in_threads(run, over_gloo));
     EXPECT_LE(difference.relative, kFloat64Tolerance) << run.name() << ": " << difference.where;
+  }
+}
+
+TEST(ParallelEqualsSerial, OnSeveralHostsToo) {
+  SerialRuns serial;
+  for (const auto& [pipe, data] : {std::pair<std::int64_t, std::int64_t>{2, 2}, {4, 1}, {1, 4}}) {
+    const GptRun run{.layout = {.pipe = pipe, .data = data}, .micro_batches = 3, .steps = 3, .global_micro_batches = 3 * data};
+    for (const std::vector<std::int64_t>& hosts : {std::vector<std::int64_t>{0, 0, 1, 1}, {0, 1, 1, 1}}) {
+      const auto over_hosts = [&](std::int64_t, const auto& body) {
+        WorldOptions options;
+        options.backend = Backend::hierarchical;
+        detail::run_threads(detail::make_hierarchical_transports_for_threads(hosts), Backend::hierarchical, body, options, hosts);
+      };
+      const Difference difference = largest_difference(serial.for_run(run), train_in_threads(run, over_hosts));
+      EXPECT_LE(difference.relative, kFloat64Tolerance) << run.name() << ": " << difference.where;
+    }
   }
 }
 

@@ -572,6 +572,7 @@ class C10dTransport final : public Transport {
   }
 
   void abort(std::string_view reason) override { session_->fail(std::string(reason)); }
+  std::string failure() override { return session_->failure(); }
   void close() override { session_->close(); }
   double wait_seconds() const override {
     return static_cast<double>(session_->waited_ns.load()) * 1e-9;

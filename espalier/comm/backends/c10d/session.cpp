@@ -25,7 +25,6 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kReasonTime{
     300};  // how long a rank that lost a connection waits for the store to say why
-constexpr milliseconds kHelperTime{1000};  // how long the end of a helper thread is waited for
 constexpr milliseconds kFlushPause{20};
 
 std::string stop_key(std::int64_t rank) { return fmt::format("c10d/stop/{}", rank); }
@@ -141,21 +140,6 @@ struct C10dSession::State {
   }
 };
 
-C10dSession::Helper::Helper(std::function<void()> body) {
-  std::packaged_task<void()> task(std::move(body));
-  ended_ = task.get_future();
-  thread_ = std::thread(std::move(task));
-}
-
-C10dSession::Helper::~Helper() {
-  if (!thread_.joinable()) return;
-  if (ended_.wait_for(kHelperTime) == std::future_status::ready) {
-    thread_.join();
-  } else {
-    thread_.detach();  // it holds all it needs
-  }
-}
-
 C10dSession::C10dSession(std::shared_ptr<C10dStore> store, std::int64_t rank,
                          std::int64_t world_size, milliseconds timeout)
     : state_(std::make_shared<State>()) {
@@ -164,7 +148,7 @@ C10dSession::C10dSession(std::shared_ptr<C10dStore> store, std::int64_t rank,
   state_->world_size = world_size;
   state_->timeout = timeout;
   // A connection of its own, since a waiting one serves nobody else.
-  watcher_ = Helper([state = state_, own = C10dStore(state_->store->c10d_store()->clone())] {
+  watcher_ = BackgroundThread([state = state_, own = C10dStore(state_->store->c10d_store()->clone())] {
     state->watch(own);
   });
 }
@@ -218,6 +202,11 @@ void C10dSession::check() const {
         "rank {} has closed this world; nothing can be called on it any more", state_->rank));
 }
 
+std::string C10dSession::failure() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->poison;
+}
+
 std::string C10dSession::fail(const std::string& reason) { return state_->fail(reason); }
 
 std::string C10dSession::explain(const std::string& operation, const std::string& cause) {
@@ -252,7 +241,7 @@ void C10dSession::finish_kept() {
 void C10dSession::keep_sent(C10dWork work, std::int64_t to, std::string operation) {
   const std::lock_guard lock(state_->mutex);
   state_->sent.push_back({std::move(work), to, std::move(operation)});
-  if (!keeper_.started()) keeper_ = Helper([state = state_] { state->keep_watch_over_sent(); });
+  if (!keeper_.started()) keeper_ = BackgroundThread([state = state_] { state->keep_watch_over_sent(); });
   state_->changed.notify_all();
 }
 

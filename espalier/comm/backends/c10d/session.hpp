@@ -9,12 +9,11 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <future>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 
+#include "espalier/comm/background_thread.hpp"
 #include "espalier/comm/communicator.hpp"
 #include "espalier/comm/rendezvous.hpp"
 
@@ -57,6 +56,8 @@ class C10dSession {
 
   // CommError if the world is poisoned or closed.
   void check() const;
+  // What poisoned the world; empty: nothing.
+  std::string failure() const;
   // Poisons the world here and, through the store, on all other ranks. The first reason stays;
   // returns it.
   std::string fail(const std::string& reason);
@@ -77,27 +78,12 @@ class C10dSession {
  private:
   struct State;
 
-  // A thread that shares the state and is not waited for longer than a moment.
-  class Helper {
-   public:
-    Helper() = default;
-    explicit Helper(std::function<void()> body);
-    Helper(Helper&&) = default;
-    Helper& operator=(Helper&&) = default;
-    ~Helper();
-    bool started() const { return thread_.joinable(); }
-
-   private:
-    std::future<void> ended_;
-    std::thread thread_;
-  };
-
   void flush();
 
   std::atomic<bool> closed_{false};
   std::shared_ptr<State> state_;
-  Helper watcher_;
-  Helper keeper_;
+  BackgroundThread watcher_;
+  BackgroundThread keeper_;
 };
 
 }  // namespace espalier::detail

@@ -91,10 +91,6 @@ Meeting meet_at(const c10::intrusive_ptr<c10d::Store>& store, std::int64_t rank,
   if (size == 1) return result;
   result.roster = detail::gather(detail::C10dStore(store).below("espalier"), rank, self, "the store of c10d", options.timeout);
   detail::locate(result.place, result.roster);
-  const auto& everyone = result.roster.participants;
-  result.place.local_rank = std::count_if(everyone.begin(), everyone.begin() + rank, [&](const auto& earlier) {
-    return earlier.machine == everyone[static_cast<std::size_t>(rank)].machine;
-  });
   return result;
 }
 
@@ -124,8 +120,8 @@ World world_at(const c10::intrusive_ptr<c10d::Store>& store, std::int64_t rank, 
   ESPALIER_CHECK_CONFIG(store != nullptr && size >= 1 && rank >= 0 && rank < size,
                         "world_at: {} and rank {} of {}; expected a store, and ranks 0 to size - 1",
                         store == nullptr ? "no store" : "a store", rank, size);
-  ESPALIER_CHECK_CONFIG(!options.backend || options.backend == Backend::host || options.backend == Backend::gloo,
-                        "world_at: WorldOptions::backend is {}; expected host, gloo or none", to_string(*options.backend));
+  ESPALIER_CHECK_CONFIG(!options.backend || (options.backend != Backend::mpi && options.backend != Backend::c10d),
+                        "world_at: WorldOptions::backend is {}; expected host, gloo, hierarchical or none", to_string(*options.backend));
   Meeting met = meet_at(store, rank, size, options.backend, options);
   if (size == 1) return detail::make_world(std::move(met.place), nullptr, options);
   return detail::make_world_of(met.roster, std::move(met.place), options.backend, options);

@@ -65,7 +65,7 @@ void Endpoint::attach() {
   if (!mine_.pid.compare_exchange_strong(nobody, pid)) {
     throw ConfigError(fmt::format("host backend: rank {} was started twice: process {} came first, process {} is the second; "
                                   "give each process its own rank",
-                                  rank_, nobody, pid));
+                                  world_rank(rank_), nobody, pid));
   }
   mine_.is_thread.store(is_thread_ ? 1 : 0);
   mine_.status.compare_exchange_strong(absent, static_cast<std::uint32_t>(RankStatus::attached));
@@ -80,9 +80,9 @@ void Endpoint::attach() {
     if (Clock::now() >= deadline) {
       std::vector<std::int64_t> missing;
       for (std::int64_t peer = 0; peer < num_ranks_; ++peer) {
-        if (status(peer) == RankStatus::absent) missing.push_back(peer);
+        if (status(peer) == RankStatus::absent) missing.push_back(world_rank(peer));
       }
-      throw CommError(fmt::format("host backend: rank {} waited {} ms for all {} ranks; missing: {}", rank_,
+      throw CommError(fmt::format("host backend: rank {} waited {} ms for all {} ranks; missing: {}", world_rank(rank_),
                                   options_.timeout.count(), num_ranks_, fmt::join(missing, ", ")));
     }
     futex_wait(attached, so_far, kTick);
@@ -120,7 +120,7 @@ void Endpoint::close() {
     ring_all();
     if (!failure_ && std::uncaught_exceptions() == 0) hand_over(lock);
   }
-  if (!failure_) failure_ = fmt::format("rank {} has closed this world; nothing can be called on it any more", rank_);
+  if (!failure_) failure_ = fmt::format("rank {} has closed this world; nothing can be called on it any more", world_rank(rank_));
   release_all();
   mine_.status.compare_exchange_strong(closing, static_cast<std::uint32_t>(RankStatus::closed));  // from here on it touches no block
   ring_all();
@@ -161,7 +161,7 @@ void Endpoint::hand_over(std::unique_lock<std::mutex>& lock) {
 }
 
 void Endpoint::report_lost(const Task& task, std::string_view why) const {
-  Log(options_.log, fmt::format("[rank {}] ", rank_))
+  Log(options_.log, fmt::format("[rank {}] ", world_rank(rank_)))
       .warning(fmt::format("host backend: the world was closed before {} was handed over, and it is lost: {}", task.describe(),
                            why));
 }
@@ -198,6 +198,7 @@ Space& Endpoint::space(std::span<const std::int64_t> members, std::string_view n
   for (const std::int64_t member : members) {
     space.index_of[static_cast<std::size_t>(member)] = space.size();
     space.members.push_back(static_cast<std::int32_t>(member));
+    space.shown.push_back(world_rank(member));
   }
   space.me = space.index_of[static_cast<std::size_t>(rank_)];
   space.largest_block = arena_.capacity() / 4 / sizeof(double) * sizeof(double);  // whole elements
@@ -225,7 +226,7 @@ void Endpoint::post(const std::shared_ptr<Task>& task) {
     space.recent[task->sequence % Space::kRecentCalls] = task->call;
   }
   PastCall past{.call = task->call, .context = space.context, .sequence = task->sequence, .posted_ns = coarse_now_ns(), .group = {}, .during = during_};
-  if (task->point_to_point()) past.peer = space.members[static_cast<std::size_t>(task->peer)];
+  if (task->point_to_point()) past.peer = space.shown[static_cast<std::size_t>(task->peer)];
   past.group.set(space.name);
   task->history_number = mine_.history.posted(past);
 
@@ -291,6 +292,39 @@ void Endpoint::wait(Task& task, Clock::time_point deadline) {
     }
     after_look(patience, lock, deadline);
   }
+}
+
+std::string Endpoint::failure() {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return "";
+  try {
+    progress(nullptr);
+    if (Clock::now() >= next_check_) note_deaths();
+    check_failed(nullptr);
+  } catch (const std::exception& error) {
+    if (!failure_) return error.what();
+  }
+  return failure_.value_or("");
+}
+
+bool Endpoint::is_busy() {
+  const std::lock_guard lock(mutex_);
+  return !tasks_.empty();
+}
+
+void Endpoint::serve(Clock::time_point until) {
+  std::unique_lock lock(mutex_);
+  for (Patience patience{.looks = kYields};; after_look(patience, lock, until)) {
+    if (closed_ || failure_) return;
+    before_look(patience, nullptr);
+    progress(nullptr);
+    if (tasks_.empty() || Clock::now() >= until) return;
+  }
+}
+
+std::string Endpoint::describe_wait(const Task& task) {
+  const std::lock_guard lock(mutex_);
+  return fmt::format("waiting for {}{}", describe_awaited(task), describe_others(task));
 }
 
 bool Endpoint::Patience::sleeps() const { return looks >= pauses + kYields; }
@@ -502,7 +536,7 @@ void Endpoint::evict_for_starved() {
   if (copies_bytes_ > options_.copies_limit_bytes) {
     fail(fmt::format("rank {}: {} MiB of messages lie unreceived outside shared memory, the limit is {} MiB; receive what "
                      "is sent, or send less ahead",
-                     rank_, copies_bytes_ >> 20, options_.copies_limit_bytes >> 20));
+                     world_rank(rank_), copies_bytes_ >> 20, options_.copies_limit_bytes >> 20));
   }
 }
 
@@ -669,7 +703,8 @@ RankStatus Endpoint::status(std::int64_t rank) const {
 
 std::string Endpoint::describe_rank(std::int64_t rank) const {
   const RankSlot& slot = segment_->slot(rank);
-  return fmt::format("rank {} ({}pid {})", rank, slot.is_thread.load() != 0 ? "thread of " : "", slot.pid.load());
+  return fmt::format("rank {} ({}pid {}{}{})", world_rank(rank), slot.is_thread.load() != 0 ? "thread of " : "", slot.pid.load(),
+                     options_.names.host.empty() ? "" : " on ", options_.names.host);
 }
 
 std::string Endpoint::describe_last_call(std::int64_t rank) const {
@@ -693,7 +728,7 @@ void Endpoint::check_failed(const Task* on_behalf) {
   } else {
     text += fmt::format(" died; {}", describe_last_call(culprit));
   }
-  if (on_behalf != nullptr) text = fmt::format("{} on rank {}: {}", on_behalf->describe(), rank_, text);
+  if (on_behalf != nullptr) text = fmt::format("{} on rank {}: {}", on_behalf->describe(), world_rank(rank_), text);
   failure_ = std::move(text);
   auto attached = static_cast<std::uint32_t>(RankStatus::attached);
   mine_.status.compare_exchange_strong(attached, static_cast<std::uint32_t>(RankStatus::failed));
@@ -721,8 +756,8 @@ void Endpoint::claim_first_failure(std::int64_t culprit, std::string_view text) 
   std::uint32_t none = 0;
   if (!segment_->header().first_failure.compare_exchange_strong(none, static_cast<std::uint32_t>(culprit + 1))) return;
   if (options_.postmortem.empty()) return;
-  const std::string trouble = write_postmortem(*segment_, rank_, options_.postmortem, text);
-  Log log(options_.log, fmt::format("[rank {}] ", rank_));
+  const std::string trouble = write_postmortem(*segment_, options_.names, rank_, options_.postmortem, text);
+  Log log(options_.log, fmt::format("[rank {}] ", world_rank(rank_)));
   if (trouble.empty()) {
     log.info(fmt::format("host backend: what every rank was doing is in {0}; read it with: espalier postmortem {0}", options_.postmortem));
   } else {
@@ -811,12 +846,12 @@ void Endpoint::check_left(Task& task) {
   for (const std::int32_t member : left) {
     if (std::find(awaited.begin(), awaited.end(), member) == awaited.end()) continue;
     const std::int64_t rank = task.space.members[static_cast<std::size_t>(member)];
-    fail(fmt::format("{} on rank {}: {} has left: it closed its world before taking part; {}", task.describe(), rank_,
+    fail(fmt::format("{} on rank {}: {} has left: it closed its world before taking part; {}", task.describe(), world_rank(rank_),
                      describe_rank(rank), describe_last_call(rank)));
   }
 }
 
-// World ranks. Those come first that have not taken all messages from this rank, which one that waits does.
+// Those come first that have not taken all messages from this rank, which one that waits does.
 std::vector<std::int32_t> Endpoint::awaited_ranks(const Task& task) const {
   std::vector<std::int32_t> ranks = task.awaited();
   for (std::int32_t& member : ranks) member = task.space.members[static_cast<std::size_t>(member)];
@@ -845,7 +880,7 @@ std::string Endpoint::describe_others(const Task& task) const {
     const PastWait wait = segment_->slot(ranks[i]).history.wait();
     if (wait.ranks.empty()) continue;
     const std::int32_t next = wait.ranks.front();
-    in_turn.push_back(fmt::format("rank {} waits for rank {}", ranks[i], next));
+    in_turn.push_back(fmt::format("rank {} waits for rank {}", world_rank(ranks[i]), world_rank(next)));
     if (next != rank_ && std::ranges::find(ranks, next) == ranks.end()) ranks.push_back(next);
   }
   for (std::int32_t rank = 0; rank < num_ranks_ && meanwhile.size() < kMost; ++rank) {
@@ -858,7 +893,7 @@ std::string Endpoint::describe_others(const Task& task) const {
 
 void Endpoint::fail_deadline(Task& task, std::chrono::nanoseconds waited) {
   fail(fmt::format("{} timed out after {} ms on rank {}; waiting for {}{}", task.describe(),
-                   std::chrono::round<std::chrono::milliseconds>(waited).count(), rank_, describe_awaited(task), describe_others(task)));
+                   std::chrono::round<std::chrono::milliseconds>(waited).count(), world_rank(rank_), describe_awaited(task), describe_others(task)));
 }
 
 }  // namespace espalier::detail::host

@@ -33,6 +33,7 @@ struct EndpointOptions {
   std::int64_t copies_limit_bytes = std::int64_t{4} << 30;  // copies of sent and of early tensors outside the arenas
   LogSink log{};                                            // told what was lost at closing
   std::string postmortem{};                                 // file to write when the world fails; empty: none
+  RankNames names{};
 };
 
 // Room for one payload, to be filled and dispatched at once.
@@ -57,6 +58,16 @@ class Endpoint {
   void post(const std::shared_ptr<Task>& task);
   bool poll(Task& task);
   void wait(Task& task, Clock::time_point deadline);
+
+  // ---- for a transport on top of this one ----
+
+  // What has ended this world, after a look at its peers and what they sent; empty: nothing.
+  std::string failure();
+  // Takes part in what is under way here, for a rank that waits for something else: until nothing is, or that time.
+  void serve(Clock::time_point until);
+  bool is_busy();
+  // "waiting for rank 1 (pid 7): its last call is ...", and what the others do.
+  std::string describe_wait(const Task& task);
 
   // What this rank is at, shown with its calls from now on.
   void note(std::string_view during);
@@ -100,7 +111,7 @@ class Endpoint {
   void add_copies(std::int64_t bytes, const Task& task);
   // Poisons the world on every rank and throws.
   [[noreturn]] void fail(std::string text);
-  // "rank 3 (pid 1234)".
+  // "rank 3 (pid 1234)", or "rank 3 (pid 1234 on node1)".
   std::string describe_rank(std::int64_t rank) const;
 
  private:
@@ -150,6 +161,7 @@ class Endpoint {
   void ring_all();
   Message* new_message();
   RankStatus status(std::int64_t rank) const;
+  std::int64_t world_rank(std::int64_t rank) const { return options_.names.world_rank(rank); }
   std::string describe_last_call(std::int64_t rank) const;
   std::string describe_awaited(const Task& task) const;
   std::string describe_others(const Task& task) const;

@@ -24,6 +24,7 @@ class HostOperation final : public Operation {
   void wait(Clock::time_point deadline) override { endpoint_->wait(*task_, deadline); }
   std::chrono::milliseconds timeout() const override { return endpoint_->timeout(); }
   void park(std::shared_ptr<Operation>) override {}
+  std::string describe_wait() const { return endpoint_->describe_wait(*task_); }
 
  private:
   std::shared_ptr<Endpoint> endpoint_;
@@ -156,12 +157,14 @@ class HostCommunicator final : public Communicator {
     return post(std::make_shared<RecvTask>(space_, call, std::move(tensor), static_cast<std::int32_t>(from), tag));
   }
 
-  std::shared_ptr<Operation> barrier() override {
+  std::shared_ptr<Operation> barrier() override { return compare({.kind = CallKind::barrier}); }
+
+  // All members tell all others that they call this.
+  std::shared_ptr<Operation> compare(const Call& call) {
     auto incoming = nothing();
     for (auto& in : incoming) in.expected = true;
     incoming[static_cast<std::size_t>(space_.me)].expected = false;
-    return exchange({.kind = CallKind::barrier}, {{.data = nullptr, .bytes = 0, .to = space_.others}}, std::move(incoming),
-                    {});
+    return exchange(call, {{.data = nullptr, .bytes = 0, .to = space_.others}}, std::move(incoming), {});
   }
 
  private:
@@ -232,10 +235,12 @@ class HostTransport final : public Transport {
   at::Tensor buffer(at::IntArrayRef sizes, at::ScalarType dtype) override { return endpoint_->buffer(sizes, dtype); }
   void note(std::string_view during) override { endpoint_->note(during); }
   void abort(std::string_view reason) override { endpoint_->abort(reason); }
+  std::string failure() override { return endpoint_->failure(); }
   void close() override { endpoint_->close(); }
   double wait_seconds() const override { return endpoint_->wait_seconds(); }
   std::int64_t bytes_sent() const override { return endpoint_->bytes_sent(); }
   std::int64_t num_unexpected_messages() const { return endpoint_->num_unexpected_messages(); }
+  Endpoint& endpoint() { return *endpoint_; }
 
  private:
   const std::shared_ptr<Endpoint> endpoint_;
@@ -246,7 +251,8 @@ std::shared_ptr<Transport> make_transport(std::shared_ptr<Segment> segment, std:
   return std::make_shared<HostTransport>(std::make_shared<Endpoint>(
       std::move(segment), rank, is_thread,
       EndpointOptions{.timeout = options.timeout, .copies_limit_bytes = options.copies_limit_bytes, .log = options.log,
-                      .postmortem = options.postmortem}));
+                      .postmortem = options.postmortem,
+                      .names = {.world_ranks = options.world_ranks, .host = options.host}}));
 }
 
 }  // namespace
@@ -278,6 +284,20 @@ std::vector<std::shared_ptr<Transport>> make_host_transports_for_threads(std::in
 
 std::int64_t num_unexpected_messages(const Transport& transport) {
   return dynamic_cast<const host::HostTransport&>(transport).num_unexpected_messages();
+}
+
+void serve_host(Transport& transport, Clock::time_point until) {
+  dynamic_cast<host::HostTransport&>(transport).endpoint().serve(until);
+}
+
+bool host_is_busy(Transport& transport) { return dynamic_cast<host::HostTransport&>(transport).endpoint().is_busy(); }
+
+void compare_calls(Communicator& communicator, const host::Call& call) {
+  (void)dynamic_cast<host::HostCommunicator&>(communicator).compare(call);
+}
+
+std::string describe_wait(const Operation& operation) {
+  return dynamic_cast<const host::HostOperation&>(operation).describe_wait();
 }
 
 }  // namespace espalier::detail

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "espalier/base/log.hpp"
+#include "espalier/comm/backends/host/call.hpp"
 #include "espalier/comm/communicator.hpp"
 #include "espalier/comm/store.hpp"
 #include "espalier/comm/world.hpp"
@@ -22,6 +23,8 @@ struct HostOptions {
   std::int64_t copies_limit_bytes = std::int64_t{4} << 30;   // of each rank: sent and early tensors outside the arenas
   LogSink log = stderr_sink();                               // told what was lost when a world was closed
   std::string postmortem{};                                  // file to write when the world fails; empty: none
+  std::vector<std::int64_t> world_ranks{};                   // by rank: what messages call it; empty: the same
+  std::string host{};                                        // named in messages with each rank; empty: not
 };
 
 HostOptions host_options_of(const WorldOptions& options);
@@ -37,5 +40,15 @@ std::vector<std::shared_ptr<Transport>> make_host_transports_for_threads(std::in
 
 // How many messages this rank keeps that came before the operations they are for. For tests.
 std::int64_t num_unexpected_messages(const Transport& transport);
+
+// ---- for a transport on top of this one; all are of it ----
+
+// Takes part in what is under way here, for a rank that waits for something else: until nothing is, or that time.
+void serve_host(Transport& transport, Clock::time_point until);
+bool host_is_busy(Transport& transport);
+// Makes all members compare what they have called, as they compare the calls made here; it waits for nobody.
+void compare_calls(Communicator& communicator, const host::Call& call);
+// "waiting for rank 1 (pid 7): its last call is ...".
+std::string describe_wait(const Operation& operation);
 
 }  // namespace espalier::detail

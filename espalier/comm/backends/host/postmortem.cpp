@@ -36,13 +36,14 @@ Json to_json(const PastCall& call, std::int64_t now_ns) {
   return json;
 }
 
-Json to_json(const RankSlot& slot, std::int64_t rank, std::int64_t now_ns) {
+Json to_json(const RankSlot& slot, std::int64_t rank, const RankNames& names, std::int64_t now_ns) {
   const PastWait wait = slot.history.wait();
   const auto status = static_cast<RankStatus>(slot.status.load());
-  Json json{{"rank", rank}, {"pid", slot.pid.load()}, {"state", state_name(status, wait.since_ns != 0)}};
+  Json json{{"rank", names.world_rank(rank)}, {"pid", slot.pid.load()}, {"state", state_name(status, wait.since_ns != 0)}};
   if (status == RankStatus::failed) json["error"] = slot.failure.data();
   if (wait.since_ns != 0) {
-    json["waits_for"] = wait.ranks;
+    json["waits_for"] = Json::array();
+    for (const std::int32_t awaited : wait.ranks) json["waits_for"].push_back(names.world_rank(awaited));
     json["waits_ms"] = ms_since(wait.since_ns, now_ns);
   }
   Json calls = Json::array();
@@ -61,11 +62,14 @@ std::string utc_now() {
 
 }  // namespace
 
-std::string write_postmortem(const Segment& segment, std::int64_t writer, const std::string& path, std::string_view reason) {
+std::string write_postmortem(const Segment& segment, const RankNames& names, std::int64_t writer, const std::string& path,
+                             std::string_view reason) {
   const std::int64_t now_ns = coarse_now_ns();
-  Json file{{"espalier_postmortem", 1}, {"time", utc_now()}, {"host", host_name()},
-            {"reason", reason},         {"writer", writer},  {"ranks", Json::array()}};
-  for (std::int64_t rank = 0; rank < segment.num_ranks(); ++rank) file["ranks"].push_back(to_json(segment.slot(rank), rank, now_ns));
+  Json file{{"espalier_postmortem", 1}, {"time", utc_now()}, {"host", names.host.empty() ? host_name() : names.host},
+            {"reason", reason},         {"writer", names.world_rank(writer)},  {"ranks", Json::array()}};
+  for (std::int64_t rank = 0; rank < segment.num_ranks(); ++rank) {
+    file["ranks"].push_back(to_json(segment.slot(rank), rank, names, now_ns));
+  }
   try {
     write_file_atomically(path, file.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
   } catch (const std::exception& error) {

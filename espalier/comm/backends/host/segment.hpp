@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "espalier/comm/backends/host/call.hpp"
 #include "espalier/comm/backends/host/history.hpp"
@@ -75,6 +76,14 @@ struct Header {
   std::uint64_t arena_bytes;
   alignas(64) std::atomic<std::uint32_t> attached;       // ranks so far; a futex
   std::atomic<std::uint32_t> first_failure;  // 1 + the rank whose failure or death ended the world; 0: none
+};
+
+// What the ranks of a segment are called in messages, where they are some of a larger world's.
+struct RankNames {
+  std::vector<std::int64_t> world_ranks{};  // by rank; empty: the same
+  std::string host{};                       // theirs, named with each; empty: not named
+
+  std::int64_t world_rank(std::int64_t rank) const { return world_ranks.empty() ? rank : world_ranks[static_cast<std::size_t>(rank)]; }
 };
 
 // Precedes every payload in an arena.

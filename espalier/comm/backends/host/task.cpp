@@ -10,16 +10,16 @@ namespace espalier::detail::host {
 
 std::string Space::describe() const {
   constexpr std::size_t kShown = 16;
-  const auto shown = std::min(members.size(), kShown);
-  return fmt::format("group '{}' [{}{}]", name, fmt::join(members.begin(), members.begin() + static_cast<long>(shown), ","),
-                     members.size() > kShown ? ",..." : "");
+  const auto count = std::min(shown.size(), kShown);
+  return fmt::format("group '{}' [{}{}]", name, fmt::join(shown.begin(), shown.begin() + static_cast<long>(count), ","),
+                     shown.size() > kShown ? ",..." : "");
 }
 
 std::string Task::describe() const {
   std::string text = to_string(call);
   if (point_to_point()) {
     text += fmt::format(" {} rank {}, tag {},", call.kind == CallKind::send ? "to" : "from",
-                        space.members[static_cast<std::size_t>(peer)], tag);
+                        space.shown[static_cast<std::size_t>(peer)], tag);
   }
   return fmt::format("{} #{} of {}", text, sequence, space.describe());
 }

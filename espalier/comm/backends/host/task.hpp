@@ -65,9 +65,10 @@ struct Space {
 
   std::uint64_t context = 0;
   std::string name;
-  std::vector<std::int32_t> members;    // world ranks
-  std::vector<std::int32_t> index_of;   // world rank -> group rank, -1
-  std::vector<std::int32_t> others;     // world ranks of the other members, beginning after this rank
+  std::vector<std::int32_t> members;    // ranks of the segment
+  std::vector<std::int64_t> shown;      // the same in messages: world ranks
+  std::vector<std::int32_t> index_of;   // rank -> group rank, -1
+  std::vector<std::int32_t> others;     // ranks of the other members, beginning after this rank
   std::int32_t me = 0;                  // group rank
   std::size_t largest_block = 0;        // bytes one message may put into an arena; the same on all ranks
 

@@ -139,6 +139,7 @@ void train(const TrainOptions& options) {
   }
   const std::int64_t data_rank = mesh.coordinate("data");
   const auto begin = Clock::now();
+  const double waited_before = world.wait_seconds();
   while (engine.step() < options.steps) {
     const std::int64_t step = engine.step();
     const auto step_begin = Clock::now();
@@ -159,6 +160,10 @@ void train(const TrainOptions& options) {
     progress.show({step, result.loss, tokens_per_s});
     const bool last = engine.step() == options.steps;
     if (!options.out.empty() && (last || engine.step() % options.save_every == 0)) engine.save(checkpoints);
+  }
+
+  if (speaks && world.size() > 1) {
+    fmt::print("\n{:.1f} s, of which rank 0 waited {:.1f} s for other ranks\n", seconds_since(begin), world.wait_seconds() - waited_before);
   }
 
   const std::string prompt = "\n";

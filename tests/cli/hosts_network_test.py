@@ -33,6 +33,7 @@ def make_network():
     for number, name in enumerate(NAMES, 1):
         ip("-n", name, "address", "add", f"10.77.0.{number}/24", "dev", "eth0")
         ip("-n", name, "link", "set", "eth0", "up")
+        ip("netns", "exec", name, "true")  # needs more rights than making them
 
 
 def remove_network():

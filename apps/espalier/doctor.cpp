@@ -139,7 +139,7 @@ Json rank_environment(const Variables& variables) {
     json["master_address"] = fact(found.master_address);
     json["master_port"] = fact(found.master_port);
     json["job"] = fact(found.job);
-    const BackendChoice choice = choose_backend(found, variables, ESPALIER_WITH_MPI == 1);
+    const BackendChoice choice = expected_backend(found, variables, ESPALIER_WITH_MPI == 1);
     json["backend"] = {{"value", choice.backend}, {"why", choice.why}};
     json["store"] = found.world_size.value == 1 ? "none"
                     : found.agent_serves_store  ? "served by torchrun's agent"

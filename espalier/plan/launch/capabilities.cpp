@@ -45,7 +45,7 @@ bool mpi_spans_hosts(const RankEnvironment& found) {
          found.local_world_size && found.local_world_size->value < found.world_size.value;
 }
 
-BackendChoice choose_backend(const RankEnvironment& found, const Variables& variables, bool has_mpi) {
+BackendChoice expected_backend(const RankEnvironment& found, const Variables& variables, bool has_mpi) {
   const auto asked = variables.find("ESPALIER_BACKEND");
   if (asked != variables.end() && !asked->second.empty()) return {asked->second, "ESPALIER_BACKEND says so"};
   if (found.world_size.value == 1) return {"none", "a world of one talks to nobody"};

@@ -38,7 +38,7 @@ struct BackendChoice {
   std::string backend;  // "host", ...; "none" for a world of one; alternatives joined with " or "
   std::string why;
 };
-BackendChoice choose_backend(const RankEnvironment& found, const Variables& variables, bool has_mpi);
+BackendChoice expected_backend(const RankEnvironment& found, const Variables& variables, bool has_mpi);
 
 // Whether an MPI launcher started ranks on several hosts, which then talk over MPI unless they are told otherwise.
 bool mpi_spans_hosts(const RankEnvironment& found);

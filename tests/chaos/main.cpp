@@ -2,7 +2,8 @@
 // Random programs of operations:
 //   chaos [--seeds A..B | --seed N] [--steps N] [--jobs N] [--verbose]   with a fault each, on ranks that are processes
 //   chaos --soak OPERATIONS [--ranks N] [--as threads|processes] [--seed N]   without a fault, for long
-// Exit code 0: all is as it must be; 1: it is not, and every failing seed has a line that says how to replay it.
+// Exit code 0: all is as it must be; 1: it is not, and every failing seed has a line that says how to replay it; 2: the command
+// line is wrong.
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -13,13 +14,14 @@
 #include <charconv>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <map>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
 
 #include "tests/chaos/soak.hpp"
 #include "tests/chaos/trial.hpp"
@@ -30,55 +32,46 @@ namespace {
 struct Options {
   std::uint64_t first = 1, last = 100;
   std::int64_t steps = 40;
-  std::int64_t jobs = 6;  // at once; most of a seed is waiting
+  std::int64_t jobs = 6;
   bool verbose = false;
   std::int64_t soak = 0;
   std::int64_t ranks = 8;
-  bool as_threads = true;
+  std::string as = "threads";
 };
 
-template <class Number>
-Number number(std::string_view text) {
-  Number value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size()) {
-    fmt::print(stderr, "chaos: '{}' is no number\n", text);
-    std::exit(2);
-  }
+std::uint64_t number(std::string_view text) {
+  std::uint64_t value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [after, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc{} || after != end) throw CLI::ValidationError("--seeds", fmt::format("'{}' is no number", text));
   return value;
 }
 
-Options parse(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view name = argv[i];
-    if (name == "--verbose") {
-      options.verbose = true;
-      continue;
-    }
-    const std::string_view value = i + 1 < argc ? argv[++i] : "";
-    if (name == "--seeds") {
-      const std::size_t dots = value.find("..");
-      options.first = number<std::uint64_t>(value.substr(0, dots));
-      options.last = number<std::uint64_t>(dots == value.npos ? value : value.substr(dots + 2));
-    } else if (name == "--seed") {
-      options.first = options.last = number<std::uint64_t>(value);
-    } else if (name == "--steps") {
-      options.steps = number<std::int64_t>(value);
-    } else if (name == "--jobs") {
-      options.jobs = number<std::int64_t>(value);
-    } else if (name == "--soak") {
-      options.soak = number<std::int64_t>(value);
-    } else if (name == "--ranks") {
-      options.ranks = number<std::int64_t>(value);
-    } else if (name == "--as" && (value == "threads" || value == "processes")) {
-      options.as_threads = value == "threads";
-    } else {
-      fmt::print(stderr, "chaos: there is no '{} {}'; see the first lines of tests/chaos/main.cpp\n", name, value);
-      std::exit(2);
-    }
-  }
-  return options;
+void take_seeds(std::string_view range, Options& options) {
+  const std::size_t dots = range.find("..");
+  options.first = number(range.substr(0, dots));
+  options.last = dots == range.npos ? options.first : number(range.substr(dots + 2));
+  if (options.last < options.first) throw CLI::ValidationError("--seeds", fmt::format("{} goes down", range));
+}
+
+void add_options(CLI::App& app, Options& options) {
+  const auto seeds = [&](const std::string& range) { take_seeds(range, options); };
+  CLI::Option* range = app.add_option_function<std::string>("--seeds", seeds, "FIRST..LAST")->default_str("1..100");
+  CLI::Option* seed = app.add_option_function<std::uint64_t>(
+      "--seed", [&](std::uint64_t one) { options.first = options.last = one; }, "One seed");
+  CLI::Option* steps = app.add_option("--steps", options.steps, "Operations of a program, about");
+  CLI::Option* jobs = app.add_option("--jobs", options.jobs, "Seeds at once; most of a seed is waiting");
+  CLI::Option* verbose = app.add_flag("--verbose", options.verbose, "Every program, and its ranks' last words");
+  CLI::Option* soak = app.add_option("--soak", options.soak, "One program of so many operations, without a fault");
+  CLI::Option* ranks = app.add_option("--ranks", options.ranks, "Of a soak");
+  CLI::Option* as = app.add_option("--as", options.as, "What a soak's ranks are: threads or processes");
+  for (CLI::Option* option : {steps, jobs, ranks, as}) option->capture_default_str();
+  for (CLI::Option* option : {steps, soak}) option->check(CLI::Range(std::int64_t{1}, std::int64_t{1'000'000}));
+  jobs->check(CLI::Range(1, 1000));
+  seed->excludes(range);
+  soak->excludes(range, steps, jobs, verbose);
+  ranks->needs(soak);
+  as->check(CLI::IsMember({"threads", "processes"}))->needs(soak);
 }
 
 // What the process of one trial leaves to this one.
@@ -177,9 +170,22 @@ int run_all(const Options& options) {
 
 int main(int argc, char** argv) {
   using namespace espalier::chaos;
-  const Options options = parse(argc, argv);
+  CLI::App app("Random programs of operations, with a fault each, or for long.", "chaos");
+  Options options;
+  add_options(app, options);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& asked) {  // --help
+    return app.exit(asked);
+  } catch (const CLI::ParseError& error) {
+    fmt::print(stderr, "chaos: {}; --help shows what it takes\n", error.what());
+    return 2;
+  }
   if (options.soak > 0) {
-    return soak({.num_operations = options.soak, .num_ranks = options.ranks, .as_threads = options.as_threads, .seed = options.first});
+    return soak({.num_operations = options.soak,
+                 .num_ranks = options.ranks,
+                 .as_threads = options.as == "threads",
+                 .seed = options.first});
   }
   return run_all(options);
 }

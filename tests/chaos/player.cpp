@@ -99,6 +99,10 @@ void Player::begin(const Step& step) {
       pending.work = all_reduce_(input, members, step.reduce);
       pending.outputs.push_back(input);
       break;
+    case Kind::reduce:
+      pending.work = reduce_(input, members, step.root, step.reduce);
+      pending.outputs.push_back(input);
+      break;
     case Kind::broadcast:
       if (me != step.root) input = unwritten(step.count, step.dtype, memory);
       pending.work = broadcast_(input, members, step.root);
@@ -109,6 +113,12 @@ void Player::begin(const Step& step) {
       for (const Part& part : out) output(part.count);
       pending.work = all_gather_v(pending.outputs, input, members);
       break;
+    case Kind::gather: {
+      at::Tensor unused;
+      pending.work = gather_into(me == step.root ? output(total(out)) : unused, input, members, step.root);
+      break;
+    }
+    case Kind::scatter: pending.work = scatter_into(output(total(out)), input, members, step.root); break;
     case Kind::reduce_scatter: pending.work = reduce_scatter_into(output(total(out)), input, members, step.reduce); break;
     case Kind::all_to_all: pending.work = all_to_all_into(output(total(out)), input, members); break;
     case Kind::all_to_all_v:

@@ -20,7 +20,16 @@ namespace {
 const std::vector<at::ScalarType> kFloats{at::kDouble, at::kFloat, at::kHalf, at::kBFloat16};
 const std::vector<at::ScalarType> kIntegers{at::kLong, at::kInt, at::kShort, at::kChar, at::kByte};
 
-bool reduces(Kind kind) { return kind == Kind::all_reduce || kind == Kind::reduce_scatter; }
+bool reduces(Kind kind) { return kind == Kind::all_reduce || kind == Kind::reduce || kind == Kind::reduce_scatter; }
+
+bool has_root(Kind kind) {
+  return kind == Kind::reduce || kind == Kind::broadcast || kind == Kind::gather || kind == Kind::scatter;
+}
+
+// No member has several parts.
+bool is_whole(Kind kind) {
+  return kind == Kind::all_reduce || kind == Kind::reduce || kind == Kind::broadcast || !is_collective(kind);
+}
 
 bool has_uneven_parts(Kind kind) { return kind == Kind::all_gather_v || kind == Kind::all_to_all_v; }
 
@@ -30,9 +39,12 @@ Kind name_of(Kind kind) { return kind == Kind::all_to_all_v ? Kind::all_to_all :
 std::string_view to_string(Kind kind) {
   switch (kind) {
     case Kind::all_reduce: return "all_reduce";
+    case Kind::reduce: return "reduce";
     case Kind::broadcast: return "broadcast";
     case Kind::all_gather: return "all_gather";
     case Kind::all_gather_v: return "all_gather_v";
+    case Kind::gather: return "gather";
+    case Kind::scatter: return "scatter";
     case Kind::reduce_scatter: return "reduce_scatter";
     case Kind::all_to_all: return "all_to_all";
     case Kind::all_to_all_v: return "all_to_all with splits";
@@ -133,8 +145,7 @@ Program make_program(std::uint64_t seed, const ProgramOptions& options) {
     step.kind = static_cast<Kind>(random.below(static_cast<int>(Kind::save)));
     step.dtype = pick_dtype(random);
     step.reduce = pick_reduction(random, step.dtype);
-    const bool is_whole = step.kind == Kind::all_reduce || step.kind == Kind::broadcast || !is_collective(step.kind);
-    step.count = pick_count(random, is_whole ? options.most_bytes : options.most_bytes / size, step.dtype);
+    step.count = pick_count(random, is_whole(step.kind) ? options.most_bytes : options.most_bytes / size, step.dtype);
     step.root = random.below(size);
     step.values = random.next();
     step.strided = random.chance(0.1);
@@ -173,7 +184,7 @@ bool same_call(const Step& a, const Step& b) {
   if (a.kind == Kind::barrier) return true;
   if (a.dtype != b.dtype) return false;
   if (reduces(a.kind) && a.reduce != b.reduce) return false;
-  if (a.kind == Kind::broadcast && a.root != b.root) return false;
+  if (has_root(a.kind) && a.root != b.root) return false;
   return name_of(a.kind) == Kind::all_to_all || has_uneven_parts(a.kind) || a.count == b.count;
 }
 
@@ -184,7 +195,7 @@ std::string describe(const Program& program, const Step& step) {
                          : fmt::format("{} x {}{}", detail::dtype_name(step.dtype), has_uneven_parts(step.kind) ? "at most " : "",
                                        step.count);
   if (reduces(step.kind)) what = fmt::format("{}, {}", detail::to_string(step.reduce), what);
-  if (step.kind == Kind::broadcast) what += fmt::format(", root {}", step.root);
+  if (has_root(step.kind)) what += fmt::format(", root {}", step.root);
   if (step.kind == Kind::send || step.kind == Kind::recv) {
     what += fmt::format(", {} to {}, tag {}", ranks[static_cast<std::size_t>(step.root)],
                         ranks[static_cast<std::size_t>(step.receiver)], step.tag);

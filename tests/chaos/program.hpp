@@ -31,7 +31,8 @@ class Random {
 };
 
 enum class Kind {
-  all_reduce, broadcast, all_gather, all_gather_v, reduce_scatter, all_to_all, all_to_all_v, barrier, send, recv,
+  all_reduce, reduce, broadcast, all_gather, all_gather_v, gather, scatter, reduce_scatter, all_to_all, all_to_all_v, barrier,
+  send, recv,
   save,  // all ranks write a tensor file each
 };
 
@@ -40,7 +41,7 @@ struct Step {
   std::size_t group = 0;
   at::ScalarType dtype = at::kFloat;
   ReduceOp reduce = ReduceOp::sum;
-  std::int64_t root = 0;       // broadcast; send and recv: who sends
+  std::int64_t root = 0;       // of those that have one; send and recv: who sends
   std::int64_t receiver = 0;   // send and recv
   std::int64_t tag = 0;
   std::int64_t count = 0;      // elements of one part; the most of them where members' parts differ

@@ -100,12 +100,17 @@ std::vector<Part> inputs(const Step& step, std::int64_t size, std::int64_t membe
   std::vector<Part> parts;
   switch (step.kind) {
     case Kind::all_reduce:
-    case Kind::all_gather: return {part(step, member, -1, step.count)};
+    case Kind::reduce:
+    case Kind::all_gather:
+    case Kind::gather: return {part(step, member, -1, step.count)};
     case Kind::all_gather_v: return {part(step, member, -1, uneven(step, member, -1))};
     case Kind::broadcast:
     case Kind::send:
       if (member == step.root) parts.push_back(part(step, member, -1, step.count));
       return parts;
+    case Kind::scatter:
+      if (member != step.root) return parts;
+      [[fallthrough]];
     case Kind::reduce_scatter:
     case Kind::all_to_all:
       for (std::int64_t to = 0; to < size; ++to) parts.push_back(part(step, member, to, step.count));
@@ -124,9 +129,14 @@ std::vector<Part> outputs(const Step& step, std::int64_t size, std::int64_t memb
   std::vector<Part> parts;
   switch (step.kind) {
     case Kind::all_reduce: return {reduced(step, size, -1)};
+    case Kind::reduce: return {member == step.root ? reduced(step, size, -1) : part(step, member, -1, step.count)};
     case Kind::reduce_scatter: return {reduced(step, size, member)};
     case Kind::broadcast:
     case Kind::recv: return {part(step, step.root, -1, step.count)};
+    case Kind::scatter: return {part(step, step.root, member, step.count)};
+    case Kind::gather:
+      if (member != step.root) return parts;
+      [[fallthrough]];
     case Kind::all_gather:
       for (std::int64_t from = 0; from < size; ++from) parts.push_back(part(step, from, -1, step.count));
       return parts;

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keys below "espalier/<job>":
-//   claims/<rank>               how often this rank was claimed; the n-th world of a program is its
-//   n-th generation <generation>/owner/<rank>   the participant, as JSON <generation>/arrived how
-//   many are there; the first one sets "first", the last one <generation>/verdict        "ok", or
-//   why there is no world; everybody waits for this one key <generation>/reach/<rank>   "", or why
-//   this rank does not share memory with others on its host <generation>/world/...      the store of the
-//   world
+//   claims/<rank>    how often this rank was claimed; the n-th world of a program is its n-th generation
+// and below "<generation>":
+//   owner/<rank>     the participant, as JSON; "first" is one of them, with which all others must agree
+//   arrived          how many are there
+//   verdict          "ok", set by the last one, or why there is no world; everybody waits for this one key
+//   here/<rank>      this rank has done all of the above and waits
+//   reach/<rank>     "", or why this rank does not share memory with others on its host, or why there is no world
+//   world/...        the store of the world
+// Whoever waits until the deadline says for all who is missing, so that they end together.
 #include "espalier/comm/rendezvous.hpp"
 
 #include <dirent.h>
@@ -94,7 +97,7 @@ void acknowledge(C10dStore& store, std::int64_t rank, std::int64_t size) {
 std::string missing_text(C10dStore& store, std::int64_t size, milliseconds timeout) {
   std::vector<std::int64_t> missing;
   for (std::int64_t rank = 0; rank < size; ++rank)
-    if (!store.has(numbered("owner", rank))) missing.push_back(rank);
+    if (!store.has(numbered("here", rank))) missing.push_back(rank);
   return fmt::format(
       "world: rank{} {} of {} did not arrive within {} ms; start {} with the same address, or look "
       "why {} "
@@ -129,14 +132,29 @@ std::string why_no_reach(std::int64_t rank, const std::vector<Participant>& part
     if (one.machine != self.machine) continue;
     DIR* const folder = opendir(fmt::format("/proc/{}/fd", one.pid).c_str());
     if (folder == nullptr && (errno == EMFILE || errno == ENFILE))
-      throw CommError(fmt::format("world: rank {} ({}) cannot look for the other ranks: {}; raise the limit (ulimit -n)", rank,
-                                  self.to_string(), std::strerror(errno)));
+      return fmt::format("{}world: rank {} ({}) cannot look for the other ranks: {}; raise the limit (ulimit -n)", kCommMark, rank,
+                         self.to_string(), std::strerror(errno));
     if (folder == nullptr)
       return fmt::format("rank {} may not open /proc/{}/fd of rank {} ({})", rank, one.pid, other,
                          std::strerror(errno));
     closedir(folder);
   }
   return "";
+}
+
+// In the place of those whose `reach` is missing.
+void answer_for_missing(C10dStore& store, const std::vector<Participant>& participants, milliseconds timeout) {
+  std::vector<std::string> keys, missing;
+  for (std::size_t rank = 0; rank < participants.size(); ++rank) {
+    const std::string key = numbered("reach", static_cast<std::int64_t>(rank));
+    if (store.has(key)) continue;
+    keys.push_back(key);
+    missing.push_back(fmt::format("rank {} ({})", rank, participants[rank].to_string()));
+  }
+  for (const std::string& key : keys)
+    store.set(key, fmt::format("{}world: {} of {} ranks arrived but were not heard of again within {} ms: {}; look what stopped or "
+                               "ended them",
+                               kCommMark, missing.size(), participants.size(), timeout.count(), fmt::join(missing, ", ")));
 }
 
 std::string why_several_hosts(const std::vector<Participant>& participants) {
@@ -314,6 +332,10 @@ std::string C10dStore::get(std::string_view key, milliseconds timeout) {
   });
 }
 
+std::string C10dStore::set_if_absent(std::string_view key, std::string_view value) {
+  return store_request("set", key, [&] { return store_->compareSet(std::string(key), std::string(), std::string(value)); });
+}
+
 std::int64_t C10dStore::add(std::string_view key, std::int64_t amount) {
   return store_request("add", key, [&] { return store_->add(std::string(key), amount); });
 }
@@ -367,13 +389,12 @@ Roster gather(const std::shared_ptr<C10dStore>& store, std::int64_t rank, const 
   const std::int64_t generation = claim_generation(*store, rank, self, address, timeout);
   const auto mine = store->below(std::to_string(generation));
   mine->set(numbered("owner", rank), to_json(self));
-  const std::int64_t arrived = mine->add("arrived", 1);
-  if (arrived == 1) mine->set("first", to_json(self));
-  const Participant first = from_json(mine->get("first", left_until(deadline)));
+  const Participant first = from_json(mine->set_if_absent("first", to_json(self)));
   if (const std::string trouble = contradiction(first, self, rank, address); !trouble.empty())
     mine->set("verdict", kConfigMark + trouble);
-  else if (arrived == size)
+  else if (mine->add("arrived", 1) == size)
     mine->set("verdict", "ok");
+  mine->set(numbered("here", rank), "");
   if (!mine->wait({"verdict"}, left_until(deadline)))
     mine->set("verdict", kCommMark + missing_text(*mine, size, timeout));
   const std::string verdict = mine->get("verdict", kPatience);
@@ -387,8 +408,14 @@ Roster gather(const std::shared_ptr<C10dStore>& store, std::int64_t rank, const 
   for (const std::string& key : numbered_keys("owner", size))
     roster.participants.push_back(from_json(mine->get(key, left_until(deadline))));
   mine->set(numbered("reach", rank), why_no_reach(rank, roster.participants));
-  for (const std::string& key : numbered_keys("reach", size)) {
-    const std::string why_not = mine->get(key, left_until(deadline));
+  const std::vector<std::string> reach = numbered_keys("reach", size);
+  if (!mine->wait(reach, left_until(deadline))) answer_for_missing(*mine, roster.participants, timeout);
+  for (const std::string& key : reach) {
+    const std::string why_not = mine->get(key, kPatience);
+    if (why_not.starts_with(kCommMark)) {
+      acknowledge(*mine, rank, size);
+      throw CommError(why_not.substr(kCommMark.size()));
+    }
     if (roster.why_not_each_host.empty()) roster.why_not_each_host = why_not;
   }
   roster.why_not_one_host = why_several_hosts(roster.participants);

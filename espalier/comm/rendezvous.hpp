@@ -36,6 +36,8 @@ class C10dStore final : public Store {
 
   void set(std::string_view key, std::string_view value) override;
   std::string get(std::string_view key, std::chrono::milliseconds timeout) override;
+  // Returns what the key is then.
+  std::string set_if_absent(std::string_view key, std::string_view value);
   // Adds to a counter and returns what it is then; a counter begins at 0.
   std::int64_t add(std::string_view key, std::int64_t amount);
   bool has(std::string_view key);

@@ -12,7 +12,9 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -22,6 +24,7 @@
 #include "espalier/comm/backends/c10d/gloo.hpp"
 #include "espalier/comm/c10d.hpp"
 #include "espalier/comm/collectives.hpp"
+#include "espalier/comm/rendezvous.hpp"
 #include "espalier/comm/run_ranks.hpp"
 #include "tests/support/expect.hpp"
 
@@ -189,6 +192,64 @@ TEST(WorldAt, BringsTogetherWhoMeetsAtAStore) {
     const World alone = world_at(store, 0, 1, kQuiet);
     expect(alone.size() == 1, "a world of one");
   });
+}
+
+// ---- a meeting at a store ----
+
+// Serves so many requests and no more, as if the rank that makes them had been killed.
+class MortalStore final : public c10d::PrefixStore {
+ public:
+  MortalStore(const c10::intrusive_ptr<c10d::Store>& store, std::size_t requests) : PrefixStore("", store), left_(requests) {}
+
+  using PrefixStore::wait;
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override { next().set(key, value); }
+  std::vector<std::uint8_t> compareSet(const std::string& key, const std::vector<std::uint8_t>& expected,
+                                       const std::vector<std::uint8_t>& desired) override {
+    return next().compareSet(key, expected, desired);
+  }
+  std::vector<std::uint8_t> get(const std::string& key) override { return next().get(key); }
+  std::int64_t add(const std::string& key, std::int64_t value) override { return next().add(key, value); }
+  bool check(const std::vector<std::string>& keys) override { return next().check(keys); }
+  void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override { next().wait(keys, timeout); }
+
+ private:
+  c10d::Store& next() {
+    if (left_ == 0) throw std::runtime_error("killed");
+    --left_;
+    return *store_;
+  }
+  std::size_t left_;
+};
+
+TEST(Meeting, NamesWhoIsSilentFromAnyRequestOn) {
+  constexpr std::size_t kRequests = 30;  // more than a rank makes
+  std::vector<std::vector<std::string>> errors(kRequests + 1, std::vector<std::string>(3));
+  std::vector<std::jthread> threads;
+  for (std::size_t requests = 0; requests <= kRequests; ++requests) {
+    const auto shared = c10::make_intrusive<c10d::HashStore>();
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      threads.emplace_back([&error = errors[requests][rank], shared, requests, rank] {
+        const auto store = std::make_shared<detail::C10dStore>(c10::make_intrusive<MortalStore>(shared, rank == 1 ? requests : 10'000));
+        try {
+          (void)detail::gather(store, static_cast<std::int64_t>(rank), detail::this_participant(3, ""), "here", milliseconds(2000));
+        } catch (const std::exception& trouble) {
+          error = trouble.what();
+        }
+      });
+    }
+  }
+  threads.clear();  // joins
+  EXPECT_THAT(errors.front()[0], HasSubstr("rank 1 of 3 did not arrive"));
+  std::size_t num_ended_between = 0;
+  for (const std::vector<std::string>& three : errors) {
+    EXPECT_EQ(three[0], three[2]);
+    if (!three[0].empty()) {
+      EXPECT_THAT(three[0], HasSubstr("rank 1 "));
+    }
+    num_ended_between += three[0].find("arrived but") != std::string::npos ? 1 : 0;
+  }
+  EXPECT_GT(num_ended_between, 0U);
+  EXPECT_THAT(errors.back(), testing::Each(""));
 }
 
 // ---- a group as a backend of c10d ----

@@ -5,6 +5,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/nn/init.h>
@@ -29,6 +30,9 @@ nn::Linear make_linear(std::int64_t inputs, std::int64_t outputs, double std) {
   nn::init::zeros_(linear->bias);
   return linear;
 }
+
+// In one step; nn::Linear's own forward adds the bias in a second one.
+at::Tensor affine(const nn::Linear& linear, const at::Tensor& x) { return at::linear(x, linear->weight, linear->bias); }
 
 class TokenEmbedding : public nn::EmbeddingImpl {
  public:
@@ -72,16 +76,17 @@ class Block : public nn::Module {
 
   at::Tensor forward(const at::Tensor& x_bsd) {
     const at::Tensor mixed_bsd = x_bsd + attention(norm1_->forward(x_bsd));
-    return mixed_bsd + down_->forward(at::gelu(up_->forward(norm2_->forward(mixed_bsd))));
+    return mixed_bsd + affine(down_, at::gelu(affine(up_, norm2_->forward(mixed_bsd))));
   }
 
  private:
   at::Tensor attention(const at::Tensor& x_bsd) {
     const auto b = x_bsd.size(0), s = x_bsd.size(1), d = x_bsd.size(2);
-    const auto qkv_3bhsk = qkv_->forward(x_bsd).view({b, s, 3, heads_, d / heads_}).permute({2, 0, 3, 1, 4});
-    const at::Tensor y_bhsk = at::scaled_dot_product_attention(qkv_3bhsk[0], qkv_3bhsk[1], qkv_3bhsk[2], /*attn_mask=*/{},
-                                                               /*dropout_p=*/0.0, /*is_causal=*/true);
-    return out_->forward(y_bhsk.transpose(1, 2).reshape({b, s, d}));
+    const auto by_head = [&](const at::Tensor& y_bsd) { return y_bsd.view({b, s, heads_, d / heads_}).transpose(1, 2); };
+    const std::vector<at::Tensor> qkv_bsd = affine(qkv_, x_bsd).split(d, 2);
+    const at::Tensor y_bhsk = at::scaled_dot_product_attention(by_head(qkv_bsd[0]), by_head(qkv_bsd[1]), by_head(qkv_bsd[2]),
+                                                               /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true);
+    return affine(out_, y_bhsk.transpose(1, 2).reshape({b, s, d}));
   }
 
   std::int64_t heads_;
@@ -107,7 +112,7 @@ std::vector<LayerSpec> gpt_layers(const GptOptions& options) {
   for (std::int64_t i = 0; i < options.layers; ++i) layers.push_back(layer<Block>(options));
   layers.push_back(layer<FinalNorm>(options));
   layers.push_back(tied_use<TokenEmbedding>(
-      "wte", [](TokenEmbedding& wte, const at::Tensor& x_bsd) { return x_bsd.matmul(wte.weight.t()); }));
+      "wte", [](TokenEmbedding& wte, const at::Tensor& x_bsd) { return at::linear(x_bsd, wte.weight); }));
   return layers;
 }
 

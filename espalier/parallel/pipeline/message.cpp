@@ -18,7 +18,7 @@ namespace {
 constexpr std::int64_t kHeaderElems = 32;
 constexpr std::int64_t kInlineElems = kHeaderElems - 2;
 
-at::Tensor int64_tensor(std::int64_t size) { return at::zeros({size}, at::kLong); }
+at::Tensor int64_tensor(std::int64_t size) { return at::empty({size}, at::kLong); }
 
 }  // namespace
 

@@ -8,13 +8,11 @@
 #include <utility>
 
 #include "espalier/base/check.hpp"
-#include "espalier/comm/backends/host/call.hpp"
+#include "espalier/comm/call.hpp"
 
 namespace espalier::detail {
 namespace {
 
-using host::Call;
-using host::CallKind;
 static_assert(std::is_trivially_copyable_v<Call>);  // it travels as its bytes
 
 class CheckedCommunicator final : public Communicator {

@@ -31,8 +31,6 @@ namespace espalier::detail::hierarchical {
 
 namespace {
 
-using host::Call;
-using host::CallKind;
 
 // An operation of Gloo: while the rank waits for it, the world inside its host goes on.
 class PassedOperation final : public Operation {

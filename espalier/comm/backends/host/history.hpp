@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "espalier/comm/backends/host/call.hpp"
+#include "espalier/comm/call.hpp"
 
 namespace espalier::detail::host {
 

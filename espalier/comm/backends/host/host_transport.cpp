@@ -292,7 +292,7 @@ void serve_host(Transport& transport, Clock::time_point until) {
 
 bool host_is_busy(Transport& transport) { return dynamic_cast<host::HostTransport&>(transport).endpoint().is_busy(); }
 
-void compare_calls(Communicator& communicator, const host::Call& call) {
+void compare_calls(Communicator& communicator, const Call& call) {
   (void)dynamic_cast<host::HostCommunicator&>(communicator).compare(call);
 }
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "espalier/base/log.hpp"
-#include "espalier/comm/backends/host/call.hpp"
+#include "espalier/comm/call.hpp"
 #include "espalier/comm/communicator.hpp"
 #include "espalier/comm/store.hpp"
 #include "espalier/comm/world.hpp"
@@ -47,7 +47,7 @@ std::int64_t num_unexpected_messages(const Transport& transport);
 void serve_host(Transport& transport, Clock::time_point until);
 bool host_is_busy(Transport& transport);
 // Makes all members compare what they have called, as they compare the calls made here; it waits for nobody.
-void compare_calls(Communicator& communicator, const host::Call& call);
+void compare_calls(Communicator& communicator, const Call& call);
 // "waiting for rank 1 (pid 7): its last call is ...".
 std::string describe_wait(const Operation& operation);
 

@@ -18,8 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "espalier/comm/backends/host/call.hpp"
 #include "espalier/comm/backends/host/history.hpp"
+#include "espalier/comm/call.hpp"
 #include "espalier/comm/store.hpp"
 
 namespace espalier::detail::host {

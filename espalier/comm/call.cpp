@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/comm/backends/host/call.hpp"
+#include "espalier/comm/call.hpp"
 
 #include <fmt/format.h>
 
 #include "espalier/comm/names.hpp"
 
-namespace espalier::detail::host {
+namespace espalier::detail {
 namespace {
 
 std::string_view kind_name(CallKind kind) {
@@ -37,8 +37,8 @@ std::string to_string(const Call& call) {
                                                          : fmt::format("{} x {}", dtype_name(call.dtype), call.count);
   switch (call.kind) {
     case CallKind::all_reduce:
-    case CallKind::reduce_scatter: return fmt::format("{}({}, {})", name, detail::to_string(call.reduce), what);
-    case CallKind::reduce: return fmt::format("{}({}, {}, root {})", name, detail::to_string(call.reduce), what, call.root);
+    case CallKind::reduce_scatter: return fmt::format("{}({}, {})", name, to_string(call.reduce), what);
+    case CallKind::reduce: return fmt::format("{}({}, {}, root {})", name, to_string(call.reduce), what, call.root);
     case CallKind::broadcast:
     case CallKind::gather:
     case CallKind::scatter: return fmt::format("{}({}, root {})", name, what, call.root);
@@ -46,4 +46,4 @@ std::string to_string(const Call& call) {
   }
 }
 
-}  // namespace espalier::detail::host
+}  // namespace espalier::detail

@@ -9,7 +9,7 @@
 
 #include "espalier/comm/collectives.hpp"
 
-namespace espalier::detail::host {
+namespace espalier::detail {
 
 enum class CallKind : std::uint8_t {
   none, all_reduce, reduce, broadcast, all_gather, all_gather_v, gather, scatter, reduce_scatter, all_to_all, barrier, send, recv,
@@ -31,4 +31,4 @@ struct Call {
 // "all_reduce(sum, float32 x 1024)", "broadcast(float32 x 10, root 2)", "barrier()".
 std::string to_string(const Call& call);
 
-}  // namespace espalier::detail::host
+}  // namespace espalier::detail

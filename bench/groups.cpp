@@ -4,9 +4,7 @@
 // differs from the others, which c10d does not agree on first. Where MPI started the ranks, also over
 // mpi, and with one communicator of MPI for each list. Rounds alternate; times are of the slowest
 // rank, requests those of the rank with the most. Then what one rank's groups cost in large worlds.
-// Ranks start together when they leave a barrier, one after another as the cores let them; or, with "instant", at a time that
-// they have agreed on.
-//   espalier run [--backend mpi] -n 16 -- bench_groups [layout] [rounds] [barrier|instant]
+//   espalier run [--backend mpi] -n 16 -- bench_groups [layout] [rounds]
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -24,7 +22,6 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "espalier/base/error.hpp"
@@ -99,7 +96,6 @@ struct Bench {
   const esp::GroupPlan plan;
   c10::intrusive_ptr<c10d::Store> store;
   CountingStore::Count requests;
-  const bool from_instant;
   std::int64_t num_worlds = 0;
 
   std::shared_ptr<esp::detail::C10dStore> next_store() {
@@ -116,24 +112,10 @@ struct Bench {
 
   // Of the slowest rank; all begin together.
   double ms_of(const std::function<void()>& work) const {
-    const auto begin = from_instant ? wait_for_instant() : leave_barrier();
+    barrier(control.group()).wait();
+    const auto begin = Clock::now();
     work();
     return largest(std::chrono::duration<double, std::milli>(Clock::now() - begin).count());
-  }
-
-  Clock::time_point leave_barrier() const {
-    barrier(control.group()).wait();
-    return Clock::now();
-  }
-
-  // The clock is the same in all processes of a host. What passes until a rank is awake counts.
-  Clock::time_point wait_for_instant() const {
-    const Clock::time_point soon = Clock::now() + milliseconds(5);
-    at::Tensor ticks = at::full({1}, soon.time_since_epoch().count(), at::kLong);
-    broadcast_(ticks, control.group(), 0).wait();
-    const Clock::time_point instant{Clock::duration(*ticks.const_data_ptr<std::int64_t>())};
-    std::this_thread::sleep_until(instant);
-    return instant;
   }
 };
 
@@ -308,17 +290,15 @@ c10::intrusive_ptr<c10d::Store> make_store(const esp::World& control) {
   return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
 }
 
-void run(const std::string& layout_text, int rounds, std::string_view start) {
-  if (start != "barrier" && start != "instant") throw esp::ConfigError(fmt::format("bench_groups: start '{}'; expected barrier or instant", start));
+void run(const std::string& layout_text, int rounds) {
   const esp::World control = esp::World::from_environment({.backend = esp::Backend::host, .log = nullptr});
   const esp::Layout layout(esp::Layout::parse(layout_text), control.size());
   if (control.size() == 1) throw esp::ConfigError("bench_groups: one rank; start it with espalier run -n 16");
   auto requests = std::make_shared<std::atomic<std::int64_t>>(0);
-  Bench bench{control, layout_plan(layout), c10::make_intrusive<CountingStore>(make_store(control), requests), requests,
-              start == "instant"};
+  Bench bench{control, layout_plan(layout), c10::make_intrusive<CountingStore>(make_store(control), requests), requests};
   if (control.rank() == 0) {
-    fmt::print("{} ranks, {}: {} families; {} communicators a rank; medians of {} rounds, started by {}\n\n", control.size(),
-               layout.to_string(), layout.families().size(), bench.plan.communicators_of(0, control.size()).size(), rounds, start);
+    fmt::print("{} ranks, {}: {} families; {} communicators a rank; medians of {} rounds\n\n", control.size(),
+               layout.to_string(), layout.families().size(), bench.plan.communicators_of(0, control.size()).size(), rounds);
   }
   if (rounds < 1) throw esp::ConfigError(fmt::format("bench_groups: {} rounds; expected at least 1", rounds));
   if (bench.plan.communicators_of(control.rank(), control.size()).empty())
@@ -332,7 +312,7 @@ void run(const std::string& layout_text, int rounds, std::string_view start) {
 
 int main(int argc, char** argv) {
   try {
-    run(argc > 1 ? argv[1] : "pipe=2,data=4,tensor=2", argc > 2 ? std::atoi(argv[2]) : 21, argc > 3 ? argv[3] : "barrier");
+    run(argc > 1 ? argv[1] : "pipe=2,data=4,tensor=2", argc > 2 ? std::atoi(argv[2]) : 21);
     return 0;
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}\n", error.what());

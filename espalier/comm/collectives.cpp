@@ -108,14 +108,24 @@ void check_point_to_point(std::string_view where, const Group& group) {
                         where, group.name());
 }
 
+// The same memory without the autograd graph, for those who only take its address. (detach() is an operator, which takes a small
+// all_reduce's time again.)
+at::Tensor memory_of(const at::Tensor& tensor) { return tensor.variable_data(); }
+
+at::Tensor as_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
+  return tensor.scalar_type() == dtype ? tensor : tensor.to(dtype);
+}
+
 // The memory a backend reads: the tensor itself when it is contiguous, else a copy.
-at::Tensor readable(const at::Tensor& tensor) { return tensor.detach().contiguous(); }
+at::Tensor readable(const at::Tensor& tensor) {
+  return tensor.is_contiguous() ? memory_of(tensor) : tensor.detach().contiguous();
+}
 
 // The memory a backend writes: the tensor itself when it is contiguous, else room of its own, copied back by `finish`.
 // (An in-place operation also reads it.)
 at::Tensor writable(const at::Tensor& tensor, bool also_read, std::function<void()>& finish) {
+  if (tensor.is_contiguous()) return memory_of(tensor);
   const at::Tensor view = tensor.detach();
-  if (view.is_contiguous()) return view;
   at::Tensor room = also_read ? view.contiguous() : at::empty_like(view, at::MemoryFormat::Contiguous);
   finish = [view, room, before = std::move(finish)] {
     if (before) before();
@@ -195,7 +205,7 @@ Work all_reduce_(at::Tensor& tensor, const Group& group, ReduceOp op) {
   std::function<void()> finish;
   at::Tensor memory = writable(tensor, true, finish);
   const Reduction plan = plan_reduction(memory.scalar_type(), op, group.capabilities());
-  const at::Tensor travels = memory.to(plan.dtype);
+  const at::Tensor travels = as_dtype(memory, plan.dtype);
   return finishing(group, group.state().communicator->all_reduce(travels, plan.op),
                    plan.finish(memory, travels, group.size(), std::move(finish)));
 }
@@ -207,10 +217,10 @@ Work reduce_(at::Tensor& tensor, const Group& group, std::int64_t root, ReduceOp
   check_peer("reduce_", "root", root, group);
   if (group.size() == 1) return {};
   const Reduction plan = plan_reduction(tensor.scalar_type(), op, group.capabilities());
-  if (group.rank() != root) return started(group, group.state().communicator->reduce({}, readable(tensor).to(plan.dtype), plan.op, root));
+  if (group.rank() != root) return started(group, group.state().communicator->reduce({}, as_dtype(readable(tensor), plan.dtype), plan.op, root));
   std::function<void()> finish;
   const at::Tensor memory = writable(tensor, true, finish);
-  const at::Tensor travels = memory.to(plan.dtype);
+  const at::Tensor travels = as_dtype(memory, plan.dtype);
   return finishing(group, group.state().communicator->reduce(travels, travels, plan.op, root),
                    plan.finish(memory, travels, group.size(), std::move(finish)));
 }
@@ -330,7 +340,7 @@ Work reduce_scatter_into(at::Tensor& output, const at::Tensor& input, const Grou
   std::function<void()> finish;
   const at::Tensor memory = writable(output, false, finish);
   const Reduction plan = plan_reduction(memory.scalar_type(), op, group.capabilities());
-  const at::Tensor travels_in = readable(input).to(plan.dtype);
+  const at::Tensor travels_in = as_dtype(readable(input), plan.dtype);
   const at::Tensor travels_out = plan.dtype == memory.scalar_type() ? memory : at::empty(memory.sizes(), plan.dtype);
   return finishing(group, group.state().communicator->reduce_scatter(travels_out, travels_in, plan.op),
                    plan.finish(memory, travels_out, group.size(), std::move(finish)));

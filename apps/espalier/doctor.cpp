@@ -3,7 +3,6 @@
 // rank it would be here.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -23,6 +22,7 @@
 #include "apps/espalier/commands.hpp"
 #include "espalier/base/error.hpp"
 #include "espalier/base/host_name.hpp"
+#include "espalier/base/usable_cores.hpp"
 #include "espalier/plan/launch/capabilities.hpp"
 #include "espalier/plan/launch/environment.hpp"
 
@@ -72,11 +72,6 @@ std::int64_t memory_mib(const std::string& field) {
   while (file >> name >> kib && std::getline(file, unit))
     if (name == field + ":") return kib / 1024;
   return 0;
-}
-
-std::int64_t usable_cores() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
 }
 
 // "yes", or why not.

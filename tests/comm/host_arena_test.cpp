@@ -46,7 +46,7 @@ TEST(HostArena, TellsABlockFromTheNextOneAtItsOffset) {
 
 TEST(HostBuffers, UseFreedMemoryAgainAndRefuseWhatDoesNotFit) {
   const auto segment = Segment::for_threads(2, 4096, 1 << 20);
-  const auto buffers = std::make_shared<Buffers>(segment, 1);
+  const auto buffers = std::make_shared<Buffers>(segment, 1, 1);
   at::Tensor first = buffers->make({100'000}, at::kFloat);
   const at::Tensor second = buffers->make({1000, 100}, at::kFloat);
   const auto refusal = [&] { return testing_support::error_of([&] { (void)buffers->make({100'000}, at::kFloat); }); };
@@ -66,7 +66,7 @@ TEST(HostBuffers, UseFreedMemoryAgainAndRefuseWhatDoesNotFit) {
 
 TEST(HostBuffers, KnowWhatLiesInThem) {
   const auto segment = Segment::for_threads(2, 4096, 1 << 20);
-  const auto buffers = std::make_shared<Buffers>(segment, 1), others = std::make_shared<Buffers>(segment, 0);
+  const auto buffers = std::make_shared<Buffers>(segment, 1, 1), others = std::make_shared<Buffers>(segment, 0, 0);
   const at::Tensor tensor = buffers->make({100}, at::kFloat);
   EXPECT_EQ(buffers->place_of(tensor[10].const_data_ptr(), 360), 40u);
   EXPECT_FALSE(buffers->place_of(tensor.const_data_ptr(), (1 << 20) + 1).has_value());

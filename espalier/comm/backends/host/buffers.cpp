@@ -11,7 +11,8 @@
 
 namespace espalier::detail::host {
 
-Buffers::Buffers(std::shared_ptr<Segment> segment, std::int64_t rank) : segment_(std::move(segment)), rank_(rank) {}
+Buffers::Buffers(std::shared_ptr<Segment> segment, std::int64_t rank, std::int64_t world_rank)
+    : segment_(std::move(segment)), rank_(rank), world_rank_(world_rank) {}
 
 at::Tensor Buffers::make(at::IntArrayRef sizes, at::ScalarType dtype) {
   ESPALIER_CHECK_CONFIG(std::ranges::all_of(sizes, [](std::int64_t size) { return size >= 0; }),
@@ -50,7 +51,7 @@ std::uint64_t Buffers::take(std::uint64_t bytes) {
   for (const Block& block : blocks_) used += block.end - block.begin;
   throw ConfigError(fmt::format("host_buffer: {} bytes are asked for on rank {}, where {} of {} bytes are in use, with no gap as large; "
                                 "let some go, or raise the limit, for rank 0 (ESPALIER_HOST_BUFFER_BYTES or WorldOptions)",
-                                bytes, rank_, used, limit));
+                                bytes, world_rank_, used, limit));
 }
 
 void Buffers::give_back(std::uint64_t begin) {

@@ -17,7 +17,8 @@ namespace espalier::detail::host {
 
 class Buffers : public std::enable_shared_from_this<Buffers> {
  public:
-  Buffers(std::shared_ptr<Segment> segment, std::int64_t rank);
+  // `world_rank`: what messages call the rank.
+  Buffers(std::shared_ptr<Segment> segment, std::int64_t rank, std::int64_t world_rank);
 
   // Not initialised; its storage keeps the segment mapped, and is free again when its last tensor goes. ConfigError when the
   // rank's limit leaves no room. Thread-safe, as the end of a tensor is.
@@ -37,6 +38,7 @@ class Buffers : public std::enable_shared_from_this<Buffers> {
 
   const std::shared_ptr<Segment> segment_;
   const std::int64_t rank_;
+  const std::int64_t world_rank_;
   std::mutex mutex_;
   std::vector<Block> blocks_;  // in use, ascending
 };

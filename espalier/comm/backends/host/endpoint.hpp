@@ -115,6 +115,8 @@ class Endpoint {
   std::string describe_rank(std::int64_t rank) const;
 
  private:
+  static constexpr auto kTick = std::chrono::milliseconds(10);  // how often a waiting rank looks whether its peers live
+
   void attach();
   void watch_peers();
   void release_all();

@@ -269,7 +269,8 @@ HostOptions host_options_of(const WorldOptions& options) {
 
 std::shared_ptr<Transport> make_host_transport(Store& store, std::int64_t rank, std::int64_t size,
                                                const HostOptions& options) {
-  auto segment = host::Segment::for_processes(store, rank, size, options.arena_bytes, options.buffer_bytes, options.timeout);
+  auto segment = host::Segment::for_processes(store, rank, size, options.arena_bytes, options.buffer_bytes,
+                                              {.world_ranks = options.world_ranks, .host = options.host}, options.timeout);
   return host::make_transport(std::move(segment), rank, false, options);
 }
 

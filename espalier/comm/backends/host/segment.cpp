@@ -101,7 +101,8 @@ std::shared_ptr<Segment> Segment::for_threads(std::int64_t num_ranks, std::int64
 }
 
 std::shared_ptr<Segment> Segment::for_processes(Store& store, std::int64_t rank, std::int64_t num_ranks, std::int64_t arena_bytes,
-                                                std::int64_t buffer_bytes, std::chrono::milliseconds timeout) {
+                                                std::int64_t buffer_bytes, const RankNames& names, std::chrono::milliseconds timeout) {
+  const std::int64_t first = names.world_rank(0), me = names.world_rank(rank);
   if (rank == 0) {
     const int fd = checked(::memfd_create("espalier", MFD_CLOEXEC), "memfd_create");
     std::shared_ptr<Segment> segment(new Segment(num_ranks, arena_bytes, buffer_bytes, fd));
@@ -117,13 +118,13 @@ std::shared_ptr<Segment> Segment::for_processes(Store& store, std::int64_t rank,
   const std::string path = published.substr(0, newline);
   const std::string identity = published.substr(newline + 1);
   ESPALIER_CHECK_CONFIG(identity == host_identity(),
-                        "host backend: rank {} cannot share memory with rank 0: rank 0 runs in '{}', this rank in '{}' "
+                        "host backend: rank {} cannot share memory with rank {}, which runs in '{}', this rank in '{}' "
                         "(boot id, pid namespace); use the gloo backend between hosts or containers",
-                        rank, identity, host_identity());
+                        me, first, identity, host_identity());
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   ESPALIER_CHECK_CONFIG(fd >= 0,
-                        "host backend: rank {} cannot open rank 0's shared memory {}: {}; {}", rank, path, std::strerror(errno),
-                        errno == ENOENT ? "rank 0 has ended or all its ranks have joined: was this rank started twice?"
+                        "host backend: rank {} cannot open rank {}'s shared memory {}: {}; {}", me, first, path, std::strerror(errno),
+                        errno == ENOENT ? fmt::format("rank {} has ended or all ranks have joined: was this rank started twice?", first)
                                         : "run all ranks as the same user, or use the gloo backend");
   std::shared_ptr<Segment> segment(new Segment(num_ranks, arena_bytes, buffer_bytes, fd));
   ESPALIER_CHECK_CONFIG(segment->header().magic == kMagic &&
@@ -131,7 +132,7 @@ std::shared_ptr<Segment> Segment::for_processes(Store& store, std::int64_t rank,
                             segment->header().arena_bytes == static_cast<std::uint64_t>(arena_bytes),
                         "host backend: rank {} found the shared memory of another version or of a world of {} ranks, "
                         "expected {}; start all ranks from the same build",
-                        rank, segment->header().num_ranks, num_ranks);
+                        me, segment->header().num_ranks, num_ranks);
   return segment;
 }
 

@@ -102,7 +102,7 @@ class Segment {
   // has published it. ConfigError when this process cannot reach rank 0's memory (other host or pid namespace). Buffers are as
   // large as rank 0 says.
   static std::shared_ptr<Segment> for_processes(Store& store, std::int64_t rank, std::int64_t num_ranks, std::int64_t arena_bytes,
-                                                std::int64_t buffer_bytes, std::chrono::milliseconds timeout);
+                                                std::int64_t buffer_bytes, const RankNames& names, std::chrono::milliseconds timeout);
   ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;

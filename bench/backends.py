@@ -6,21 +6,16 @@ first 5) beside that of one rank with the same micro-batches, and whether the lo
 
 Usage: backends.py ESPALIER --text FILE... [--backends host,gloo,mpi] [--rounds 3] [--steps 60]
 """
-import argparse
-import csv
-import os
 import re
 import resource
 import statistics
 import subprocess
 import tempfile
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("espalier")
-parser.add_argument("--text", nargs="+", required=True)
+import train_runs
+
+parser = train_runs.parser(__doc__, steps=60)
 parser.add_argument("--backends", default="host,gloo,mpi")
-parser.add_argument("--rounds", type=int, default=3)
-parser.add_argument("--steps", type=int, default=60)
 arguments = parser.parse_args()
 
 
@@ -28,16 +23,14 @@ def train(backend, steps, layout="pipe=2,data=2", micro_batches=4):
     launcher = [arguments.espalier, "run", "--backend", "mpi", "-n", "4", "--"] if backend == "mpi" else []
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as out:
-        done = subprocess.run([*launcher, arguments.espalier, "train", "--layout", layout, "--micro-batches", str(micro_batches),
-                               "--backend", backend, "--steps", str(steps), "--sample", "0", "--save-every", "100000", "--out", out,
-                               "--text", *arguments.text], check=True, capture_output=True, text=True)
-        with open(os.path.join(out, "metrics.csv")) as metrics:
-            rows = list(csv.DictReader(metrics))
+        training = train_runs.command(arguments, out, layout, "--micro-batches", str(micro_batches), "--backend", backend, steps=steps)
+        done = subprocess.run([*launcher, *training], check=True, capture_output=True, text=True)
+        rows = train_runs.metrics(out)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     waited = re.search(r"waited ([0-9.]+) s", done.stdout)
-    return {"speed": statistics.median(float(row["tokens_per_s"]) for row in rows[5:] or rows),
+    return {"speed": train_runs.tokens_per_s(rows),
             "waited": float(waited[1]) if waited else 0.0,
-            "losses": [float(row["loss"]) for row in rows],
+            "losses": [row["loss"] for row in rows],
             "cpu": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime}
 
 
@@ -48,11 +41,8 @@ def whole_run(backend, **layout):
 
 
 names = arguments.backends.split(",")
-runs = {name: [] for name in ["one rank", *names]}
-for _ in range(arguments.rounds):
-    runs["one rank"].append(whole_run("host", layout="data=1", micro_batches=8))
-    for name in names:
-        runs[name].append(whole_run(name))
+runs = train_runs.in_turns(arguments.rounds, {"one rank": lambda: whole_run("host", layout="data=1", micro_batches=8),
+                                              **{name: lambda name=name: whole_run(name) for name in names}})
 median = {name: {what: statistics.median(run[what] for run in runs[name]) for what in ("speed", "waited", "cpu_ms")} for name in runs}
 first = median[names[0]]
 reference = runs[names[0]][0]["losses"]

@@ -6,19 +6,16 @@ others), in the kernel's sockets and in changes of the running thread. Medians o
 
 Usage: communication.py ESPALIER --text FILE... [--backends host,gloo] [--rounds 3] [--steps 50]; needs perf
 """
-import argparse
 import os
 import re
 import statistics
 import subprocess
 import tempfile
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("espalier")
-parser.add_argument("--text", nargs="+", required=True)
+import train_runs
+
+parser = train_runs.parser(__doc__, steps=50)
 parser.add_argument("--backends", default="host,gloo")
-parser.add_argument("--rounds", type=int, default=3)
-parser.add_argument("--steps", type=int, default=50)
 arguments = parser.parse_args()
 
 FREQUENCY = 997
@@ -30,9 +27,9 @@ SYMBOLS = re.compile(r"espalier::detail::|espalier::Work|gloo::|c10d::|memmove|m
 def ms_a_step(backend):
     with tempfile.TemporaryDirectory() as out:
         data = os.path.join(out, "perf.data")
-        subprocess.run(["perf", "record", "-q", "-e", "cpu-clock", "-F", str(FREQUENCY), "-o", data, arguments.espalier, "train", "--layout",
-                        "pipe=2,data=2", "--backend", backend, "--steps", str(arguments.steps), "--sample", "0", "--save-every", "100000",
-                        "--out", os.path.join(out, "run"), "--text", *arguments.text], check=True, capture_output=True)
+        training = train_runs.command(arguments, os.path.join(out, "run"), "pipe=2,data=2", "--backend", backend)
+        subprocess.run(["perf", "record", "-q", "-e", "cpu-clock", "-F", str(FREQUENCY), "-o", data, *training], check=True,
+                       capture_output=True)
         report = subprocess.run(["perf", "report", "-i", data, "--no-children", "-g", "none", "--sort", "comm,sym", "-n", "-F",
                                  "sample,comm,sym", "-t", "|"], check=True, capture_output=True, text=True).stdout
     communication = total = 0
@@ -47,10 +44,7 @@ def ms_a_step(backend):
 
 
 names = arguments.backends.split(",")
-runs = {name: [] for name in names}
-for _ in range(arguments.rounds):
-    for name in names:
-        runs[name].append(ms_a_step(name))
+runs = train_runs.in_turns(arguments.rounds, {name: lambda name=name: ms_a_step(name) for name in names})
 median = {name: [statistics.median(run[i] for run in runs[name]) for i in (0, 1)] for name in names}
 print(f"{'backend':<10}{'communication':>15}{'all, with the start':>21}   {names[0]} spends")
 for name in names:

@@ -5,30 +5,24 @@ Gloo (data=2), in alternating rounds. Median over the steps of a run (the first 
 
 Usage: training.py ESPALIER PYTHON --text FILE... [--rounds 3] [--steps 60]; PYTHON can import torch (bench/peers/README.md).
 """
-import argparse
-import csv
 import json
 import os
 import statistics
 import subprocess
 import tempfile
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("espalier")
+import train_runs
+
+parser = train_runs.parser(__doc__, steps=60)
 parser.add_argument("python")
-parser.add_argument("--text", nargs="+", required=True)
-parser.add_argument("--rounds", type=int, default=3)
-parser.add_argument("--steps", type=int, default=60)
 arguments = parser.parse_args()
 peer = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers", "gpt.py")
 
 
 def ours(layout, micro_batches):
     with tempfile.TemporaryDirectory() as out:
-        subprocess.run([arguments.espalier, "train", "--layout", layout, "--micro-batches", str(micro_batches), "--steps", str(arguments.steps),
-                        "--sample", "0", "--save-every", "100000", "--out", out, "--text", *arguments.text], check=True, capture_output=True)
-        with open(os.path.join(out, "metrics.csv")) as metrics:
-            return statistics.median([float(row["tokens_per_s"]) for row in csv.DictReader(metrics)][5:])
+        subprocess.run(train_runs.command(arguments, out, layout, "--micro-batches", str(micro_batches)), check=True, capture_output=True)
+        return train_runs.tokens_per_s(train_runs.metrics(out))
 
 
 def theirs(launcher):
@@ -44,6 +38,6 @@ cases = {
 print(f"{arguments.rounds} rounds of {arguments.steps} steps, tokens per second")
 print(f"{'':10} {'espalier':>10} {'PyTorch':>10} {'ratio':>7}")
 for name, (run_ours, run_theirs) in cases.items():
-    pairs = [(run_ours(), run_theirs()) for _ in range(arguments.rounds)]
-    ratio = statistics.median(a / b for a, b in pairs)
-    print(f"{name:10} {statistics.median(a for a, _ in pairs):>10.0f} {statistics.median(b for _, b in pairs):>10.0f} {ratio:>7.2f}", flush=True)
+    ours_speed, their_speed = train_runs.in_turns(arguments.rounds, {"ours": run_ours, "theirs": run_theirs}).values()
+    ratio = statistics.median(a / b for a, b in zip(ours_speed, their_speed))
+    print(f"{name:10} {statistics.median(ours_speed):>10.0f} {statistics.median(their_speed):>10.0f} {ratio:>7.2f}", flush=True)

@@ -12,11 +12,11 @@
 
 namespace espalier::command {
 
-// Runs a program's body and returns its exit code. What it throws becomes one line on standard error and the code of its
-// kind: 2 the request is wrong, 3 communication failed, 4 a defect in Espalier. All ranks find the same thing wrong with a
-// request: `speaks_for_all` says whether this one is to print it.
-inline int with_exit_codes(const std::function<int()>& body,
-                           const std::function<bool()>& speaks_for_all = [] { return true; }) {
+// Runs a program's body and returns its exit code. What it throws becomes one line on standard error and the code of
+// its kind: 2 the request is wrong, 3 communication failed, 4 a defect in Espalier. All ranks find the same thing wrong
+// with a request: `speaks_for_all` says whether this one is to print it.
+inline int with_exit_codes(
+    const std::function<int()>& body, const std::function<bool()>& speaks_for_all = [] { return true; }) {
   const auto complain = [](std::string_view text, int code) {
     fmt::print(stderr, "espalier: {}\n", text);
     return code;

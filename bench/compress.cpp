@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The 1-bit all-reduce: compressing (error added, norm, signs packed, new error) against the same arithmetic as chains of
-// LibTorch operations, one thread, rounds alternating; then the whole compressed mean of 2 ranks against an fp32 all-reduce
-// over each backend. Ranks are threads. Medians of wall time, and of the ratio of each round. As a rank of a launcher's
-// world: the mean over that world alone.
+// The 1-bit all-reduce: compressing (error added, norm, signs packed, new error) against the same arithmetic as chains
+// of LibTorch operations, one thread, rounds alternating; then the whole compressed mean of 2 ranks against an fp32
+// all-reduce over each backend. Ranks are threads. Medians of wall time, and of the ratio of each round. As a rank of a
+// launcher's world: the mean over that world alone.
 //   compress [MiB] [rounds]
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -80,7 +80,8 @@ void compression(std::int64_t count, int rounds) {
   const Compressed expected = chain_as_defined(values, start);
   const at::Tensor error = at::where(elements.ge(0), elements - scale, elements + scale);
   const double missed = (expected.error - error).abs().max().item<double>();
-  fmt::print("largest difference of the errors {:.1e}, bytes {}\n", missed, bits.equal(expected.bits) ? "equal" : "DIFFERENT");
+  fmt::print("largest difference of the errors {:.1e}, bytes {}\n", missed,
+             bits.equal(expected.bits) ? "equal" : "DIFFERENT");
 
   std::vector<double> ours, defined, shortest, ratio_defined, ratio_shortest;
   for (int round = -1; round < rounds; ++round) {
@@ -94,8 +95,9 @@ void compression(std::int64_t count, int rounds) {
     ratio_defined.push_back(b / a);
     ratio_shortest.push_back(c / a);
   }
-  fmt::print("fused kernels      {:9.2f} ms\nchain as defined   {:9.2f} ms  ratio {:.1f}\nshortest chain     {:9.2f} ms  ratio {:.1f}\n", median(ours),
-             median(defined), median(ratio_defined), median(shortest), median(ratio_shortest));
+  fmt::print(
+      "fused kernels      {:9.2f} ms\nchain as defined   {:9.2f} ms  ratio {:.1f}\nshortest chain     {:9.2f} ms  ratio {:.1f}\n",
+      median(ours), median(defined), median(ratio_defined), median(shortest), median(ratio_shortest));
 }
 
 // Rank 0 prints.
@@ -119,8 +121,9 @@ void means(const esp::World& world, std::int64_t count, int rounds) {
     ratios.push_back(b / a);
   }
   if (world.rank() != 0) return;
-  fmt::print("{:<5} compressed {:9.2f} ms, {} bytes a rank; fp32 all-reduce {:9.2f} ms, ratio {:.2f}\n", esp::to_string(world.backend()),
-             median(compressed_ms), compressed.bytes_sent() / (rounds + 1), median(plain_ms), median(ratios));
+  fmt::print("{:<5} compressed {:9.2f} ms, {} bytes a rank; fp32 all-reduce {:9.2f} ms, ratio {:.2f}\n",
+             esp::to_string(world.backend()), median(compressed_ms), compressed.bytes_sent() / (rounds + 1),
+             median(plain_ms), median(ratios));
 }
 
 }  // namespace

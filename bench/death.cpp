@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long survivors take to know that a rank was killed in an all-reduce, and whether they can say which: 8 ranks that are
-// processes of this host, over host, over gloo, and over c10d's Gloo without Espalier. The victim is killed at a random
-// instant; survivors stay alive until all of them know.
+// How long survivors take to know that a rank was killed in an all-reduce, and whether they can say which: 8 ranks that
+// are processes of this host, over host, over gloo, and over c10d's Gloo without Espalier. The victim is killed at a
+// random instant; survivors stay alive until all of them know.
 //   bench_death [rounds] [rounds over Gloo]
 #include <ATen/Parallel.h>
 #include <ATen/ops/ones.h>
@@ -10,9 +10,9 @@
 #include <sys/mman.h>
 #include <sys/time.h>
 #include <sys/wait.h>
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -41,9 +41,9 @@ namespace {
 
 constexpr std::int64_t kRanks = 8;
 constexpr std::int64_t kVictim = 5;
-constexpr std::int64_t kElems = 16 * 1024;      // 64 KiB
-constexpr milliseconds kTimeout{10'000};        // of every wait
-constexpr int kLivesMs = 300;                   // the victim is killed within so long, after everybody has reduced once
+constexpr std::int64_t kElems = 16 * 1024;  // 64 KiB
+constexpr milliseconds kTimeout{10'000};    // of every wait
+constexpr int kLivesMs = 300;               // the victim is killed within so long, after everybody has reduced once
 
 // Memory that the processes of a round share.
 struct Board {
@@ -86,16 +86,21 @@ Reduce over(const std::shared_ptr<esp::detail::Transport>& transport, esp::Backe
   esp::WorldOptions options;
   options.timeout = kTimeout;
   options.log = nullptr;
-  const esp::World world = esp::detail::make_world({.rank = rank, .size = kRanks, .local_rank = rank, .local_size = kRanks,
-                                                    .host = "here", .launcher = "bench", .backend = backend},
+  const esp::World world = esp::detail::make_world({.rank = rank,
+                                                    .size = kRanks,
+                                                    .local_rank = rank,
+                                                    .local_size = kRanks,
+                                                    .host = "here",
+                                                    .launcher = "bench",
+                                                    .backend = backend},
                                                    transport, options);
   return [world, tensor = at::ones({kElems})]() mutable { esp::all_reduce_(tensor, world.group()).wait(); };
 }
 
 Reduce connect_host(std::int64_t rank, const std::string& folder) {
   esp::detail::C10dStore store(file_store(folder));
-  return over(esp::detail::make_host_transport(store, rank, kRanks, {.timeout = kTimeout, .log = nullptr}), esp::Backend::host,
-              rank);
+  return over(esp::detail::make_host_transport(store, rank, kRanks, {.timeout = kTimeout, .log = nullptr}),
+              esp::Backend::host, rank);
 }
 
 Reduce connect_gloo(std::int64_t rank, const std::string& folder) {
@@ -107,11 +112,14 @@ Reduce connect_plain_gloo(std::int64_t rank, const std::string& folder) {
   using c10d::ProcessGroupGloo;
   auto options = ProcessGroupGloo::Options::create(kTimeout);
   options->devices.push_back(ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
-  const auto group = c10::make_intrusive<ProcessGroupGloo>(file_store(folder), static_cast<int>(rank), static_cast<int>(kRanks), options);
-  return [group, tensors = std::vector<at::Tensor>{at::ones({kElems})}]() mutable { group->allreduce(tensors)->wait(); };
+  const auto group = c10::make_intrusive<ProcessGroupGloo>(file_store(folder), static_cast<int>(rank),
+                                                           static_cast<int>(kRanks), options);
+  return
+      [group, tensors = std::vector<at::Tensor>{at::ones({kElems})}]() mutable { group->allreduce(tensors)->wait(); };
 }
 
-[[noreturn]] void run_rank(const Connect& connect, std::int64_t rank, const std::string& folder, int delay_ms, Board& board) {
+[[noreturn]] void run_rank(const Connect& connect, std::int64_t rank, const std::string& folder, int delay_ms,
+                           Board& board) {
   at::set_num_threads(1);
   Board::Survivor& mine = board.ranks[static_cast<std::size_t>(rank)];
   try {
@@ -186,8 +194,8 @@ void report(std::string_view name, const Connect& connect, int rounds) {
   std::ranges::sort(first);
   std::ranges::sort(last);
   const auto middle = static_cast<std::size_t>(rounds / 2);
-  fmt::print("| {} | {} | {:.1f} ms | {:.1f} ms | {:.1f} ms | {} of {} |\n", name, rounds, first[middle], last[middle], last.back(),
-             named, rounds * (kRanks - 1));
+  fmt::print("| {} | {} | {:.1f} ms | {:.1f} ms | {:.1f} ms | {} of {} |\n", name, rounds, first[middle], last[middle],
+             last.back(), named, rounds * (kRanks - 1));
   fmt::print(stderr, "{}: the last to know said: {}\n", name, example);
   std::fflush(stdout);
 }
@@ -197,7 +205,8 @@ void report(std::string_view name, const Connect& connect, int rounds) {
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 20;
   const int gloo_rounds = argc > 2 ? std::atoi(argv[2]) : 5;
-  fmt::print("| | rounds | first to know, median | last to know, median | max | name the victim |\n|---|---|---|---|---|---|\n");
+  fmt::print(
+      "| | rounds | first to know, median | last to know, median | max | name the victim |\n|---|---|---|---|---|---|\n");
   report("espalier, host", connect_host, rounds);
   report("espalier, gloo", connect_gloo, gloo_rounds);
   report("c10d Gloo", connect_plain_gloo, gloo_rounds);

@@ -57,9 +57,7 @@ class CountingStore final : public c10d::Store {
     return counted()->compareSet(key, old, value);
   }
   Bytes get(const std::string& key) override { return counted()->get(key); }
-  std::int64_t add(const std::string& key, std::int64_t value) override {
-    return counted()->add(key, value);
-  }
+  std::int64_t add(const std::string& key, std::int64_t value) override { return counted()->add(key, value); }
   bool deleteKey(const std::string& key) override { return counted()->deleteKey(key); }
   bool check(const std::vector<std::string>& keys) override { return counted()->check(keys); }
   std::int64_t getNumKeys() override { return counted()->getNumKeys(); }
@@ -69,12 +67,8 @@ class CountingStore final : public c10d::Store {
   }
   const milliseconds& getTimeout() const noexcept override { return store_->getTimeout(); }
   void setTimeout(const milliseconds& timeout) override { store_->setTimeout(timeout); }
-  void append(const std::string& key, const Bytes& value) override {
-    counted()->append(key, value);
-  }
-  std::vector<Bytes> multiGet(const std::vector<std::string>& keys) override {
-    return counted()->multiGet(keys);
-  }
+  void append(const std::string& key, const Bytes& value) override { counted()->append(key, value); }
+  std::vector<Bytes> multiGet(const std::vector<std::string>& keys) override { return counted()->multiGet(keys); }
   void multiSet(const std::vector<std::string>& keys, const std::vector<Bytes>& values) override {
     counted()->multiSet(keys, values);
   }
@@ -100,8 +94,7 @@ struct Bench {
 
   std::shared_ptr<esp::detail::C10dStore> next_store() {
     const std::string prefix = fmt::format("round/{}", num_worlds++);
-    return std::make_shared<esp::detail::C10dStore>(
-        c10::make_intrusive<c10d::PrefixStore>(prefix, store));
+    return std::make_shared<esp::detail::C10dStore>(c10::make_intrusive<c10d::PrefixStore>(prefix, store));
   }
 
   double largest(double value) const {
@@ -133,8 +126,7 @@ Costs espalier_groups(Bench& bench, const esp::GroupPlan& plan, esp::Backend bac
                                                          : esp::detail::make_gloo_transport(store, rank, size);
   esp::detail::Place place = bench.control.state().core->place;
   place.backend = backend;
-  const esp::World world =
-      esp::detail::make_world(place, transport, {.backend = backend, .log = nullptr});
+  const esp::World world = esp::detail::make_world(place, transport, {.backend = backend, .log = nullptr});
   Costs costs;
   std::optional<esp::GroupSet> groups;
   const std::int64_t before = bench.requests->load();
@@ -159,8 +151,7 @@ Costs c10d_groups(Bench& bench, const esp::GroupPlan& plan) {
       options->devices.push_back(ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
       groups.push_back(c10::make_intrusive<ProcessGroupGloo>(
           c10::make_intrusive<c10d::PrefixStore>(planned.name, store->c10d_store()),
-          static_cast<int>(*planned.ranks.index_of(rank)), static_cast<int>(planned.ranks.size()),
-          options));
+          static_cast<int>(*planned.ranks.index_of(rank)), static_cast<int>(planned.ranks.size()), options));
     }
   });
   costs.requests = bench.largest(static_cast<double>(bench.requests->load() - before));
@@ -214,7 +205,7 @@ struct Way {
   std::vector<Costs> rounds = {};
   Costs of_one_family = {};
 
-  double median_of(double Costs::*field) const {
+  double median_of(double Costs::* field) const {
     std::vector<double> values;
     for (const Costs& each : rounds) values.push_back(each.*field);
     return median(values);
@@ -227,8 +218,10 @@ void live_groups(Bench& bench, int rounds) {
       {"espalier, gloo", [&](const auto& plan) { return espalier_groups(bench, plan, esp::Backend::gloo); }},
       {"c10d Gloo", [&](const auto& plan) { return c10d_groups(bench, plan); }}};
 #if ESPALIER_WITH_MPI
-  if (const auto variable = std::getenv("ESPALIER_BACKEND"); variable != nullptr && variable == std::string_view("mpi")) {
-    ways.push_back({"espalier, mpi", [&](const auto& plan) { return espalier_groups(bench, plan, esp::Backend::mpi); }});
+  if (const auto variable = std::getenv("ESPALIER_BACKEND");
+      variable != nullptr && variable == std::string_view("mpi")) {
+    ways.push_back(
+        {"espalier, mpi", [&](const auto& plan) { return espalier_groups(bench, plan, esp::Backend::mpi); }});
     ways.push_back({"MPI", [&](const auto& plan) { return mpi_groups(bench, plan); }});
   }
 #endif
@@ -295,10 +288,12 @@ void run(const std::string& layout_text, int rounds) {
   const esp::Layout layout(esp::Layout::parse(layout_text), control.size());
   if (control.size() == 1) throw esp::ConfigError("bench_groups: one rank; start it with espalier run -n 16");
   auto requests = std::make_shared<std::atomic<std::int64_t>>(0);
-  Bench bench{control, layout_plan(layout), c10::make_intrusive<CountingStore>(make_store(control), requests), requests};
+  Bench bench{control, layout_plan(layout), c10::make_intrusive<CountingStore>(make_store(control), requests),
+              requests};
   if (control.rank() == 0) {
     fmt::print("{} ranks, {}: {} families; {} communicators a rank; medians of {} rounds\n\n", control.size(),
-               layout.to_string(), layout.families().size(), bench.plan.communicators_of(0, control.size()).size(), rounds);
+               layout.to_string(), layout.families().size(), bench.plan.communicators_of(0, control.size()).size(),
+               rounds);
   }
   if (rounds < 1) throw esp::ConfigError(fmt::format("bench_groups: {} rounds; expected at least 1", rounds));
   if (bench.plan.communicators_of(control.rank(), control.size()).empty())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives over gloo and over hierarchical in turn: rank 0's medians of time, and how many bytes the network interface of its
-// host sent and received meanwhile. For 2 hosts; bench/slow_link starts it on two that it makes.
+// Collectives over gloo and over hierarchical in turn: rank 0's medians of time, and how many bytes the network
+// interface of its host sent and received meanwhile. For 2 hosts; bench/slow_link starts it on two that it makes.
 // Usage: bench_hierarchical [MiB] [rounds] [interface]
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -27,7 +27,8 @@ std::int64_t bytes_over(const std::string& interface) {
   for (const char* direction : {"tx_bytes", "rx_bytes"}) {
     std::int64_t bytes = -1;
     std::ifstream("/sys/class/net/" + interface + "/statistics/" + direction) >> bytes;
-    ESPALIER_CHECK_CONFIG(bytes >= 0, "bench_hierarchical: no interface '{}' here; name the one between the hosts", interface);
+    ESPALIER_CHECK_CONFIG(bytes >= 0, "bench_hierarchical: no interface '{}' here; name the one between the hosts",
+                          interface);
     sum += bytes;
   }
   return sum;
@@ -72,11 +73,11 @@ void run(std::int64_t mib, std::int64_t rounds, const std::string& interface) {
     }
     if (worlds.front().rank() != 0) continue;
     for (std::size_t i = 0; i < worlds.size(); ++i) {
-      fmt::print("{:<15}{:<14}{:>4} MiB, {} ranks: {:9.1f} ms {:8.1f} MiB over {}\n", name, to_string(worlds[i].backend()), mib, size,
-                 median(measured[i].ms), median(measured[i].mib), interface);
+      fmt::print("{:<15}{:<14}{:>4} MiB, {} ranks: {:9.1f} ms {:8.1f} MiB over {}\n", name,
+                 to_string(worlds[i].backend()), mib, size, median(measured[i].ms), median(measured[i].mib), interface);
     }
-    fmt::print("{:<15}{:<14}{:>26.2f} times {:6.2f} times\n", "", "gloo's", median(measured[0].ms) / median(measured[1].ms),
-               median(measured[0].mib) / median(measured[1].mib));
+    fmt::print("{:<15}{:<14}{:>26.2f} times {:6.2f} times\n", "", "gloo's",
+               median(measured[0].ms) / median(measured[1].ms), median(measured[0].mib) / median(measured[1].mib));
   }
 }
 

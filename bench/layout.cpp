@@ -29,19 +29,13 @@ namespace {
 
 void own_groups(benchmark::State& state) {
   const std::int64_t world = std::int64_t{1} << state.range(0);
-  const espalier::Layout layout({.pipe = 8,
-                                 .data = espalier::kRest,
-                                 .context = 2,
-                                 .tensor = 8,
-                                 .expert = 16,
-                                 .expert_tensor = 1},
-                                world);
+  const espalier::Layout layout(
+      {.pipe = 8, .data = espalier::kRest, .context = 2, .tensor = 8, .expert = 16, .expert_tensor = 1}, world);
   std::int64_t rank = 0;
   const std::int64_t before = allocations.load();
   for (auto step : state) {
     rank = (rank + 7919) % world;  // a prime: visits all ranks
-    for (std::string_view family : layout.families())
-      benchmark::DoNotOptimize(layout.group(family, rank));
+    for (std::string_view family : layout.families()) benchmark::DoNotOptimize(layout.group(family, rank));
   }
   const std::size_t families = layout.families().size();
   state.counters["families"] = static_cast<double>(families);
@@ -53,13 +47,8 @@ BENCHMARK(own_groups)->ArgName("log2_world")->Arg(10)->Arg(16)->Arg(20);
 // Making the layout itself, checks included.
 void make_layout(benchmark::State& state) {
   for (auto step : state) {
-    benchmark::DoNotOptimize(espalier::Layout({.pipe = 8,
-                                               .data = espalier::kRest,
-                                               .context = 2,
-                                               .tensor = 8,
-                                               .expert = 16,
-                                               .expert_tensor = 1},
-                                              1 << 20));
+    benchmark::DoNotOptimize(espalier::Layout(
+        {.pipe = 8, .data = espalier::kRest, .context = 2, .tensor = 8, .expert = 16, .expert_tensor = 1}, 1 << 20));
   }
 }
 BENCHMARK(make_layout);

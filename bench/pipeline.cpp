@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the pipeline's executor costs: microseconds an instruction with layers that do nothing, and a step's time over its
-// schedule's bound with layers that sleep (forward 10 ms, backward 20 ms). Ranks are threads.
+// What the pipeline's executor costs: microseconds an instruction with layers that do nothing, and a step's time over
+// its schedule's bound with layers that sleep (forward 10 ms, backward 20 ms). Ranks are threads.
 //   pipeline [rounds]
 #include <ATen/Functions.h>
 #include <fmt/format.h>
@@ -31,13 +31,16 @@ struct Sleep : torch::autograd::Function<Sleep> {
     std::this_thread::sleep_for(kForward);
     return x.clone();
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list gradients) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
     std::this_thread::sleep_for(kBackward);
     return gradients;
   }
 };
 
-double ms_since(Clock::time_point begin) { return std::chrono::duration<double, std::milli>(Clock::now() - begin).count(); }
+double ms_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+}
 
 double median(std::vector<double> values) {
   std::ranges::sort(values);
@@ -45,7 +48,8 @@ double median(std::vector<double> values) {
 }
 
 // Median milliseconds of a step over `rounds`, as the slowest rank sees it (all leave a barrier together).
-double step_ms(const esp::LayerSpec& layer, const esp::ScheduleKind& kind, std::int64_t stages, std::int64_t micro_batches, int rounds) {
+double step_ms(const esp::LayerSpec& layer, const esp::ScheduleKind& kind, std::int64_t stages,
+               std::int64_t micro_batches, int rounds) {
   double result = 0.0;
   esp::run_ranks(stages, [&](esp::World& world) {
     const esp::Mesh mesh(world, {.pipe = stages});
@@ -80,20 +84,25 @@ int main(int argc, char** argv) {
   constexpr std::int64_t kMicroBatches = 16;
   const auto nothing = esp::function("nothing", [](const at::Tensor& x) { return x.clone(); });
   const auto sleeps = esp::function("sleeps", [](const at::Tensor& x) { return Sleep::apply(x); });
-  fmt::print("{} micro-batches, {} rounds, medians\n\nlayers that do nothing\nstages schedule  ms a step  instructions of stage 0  us each\n",
-             kMicroBatches, rounds);
+  fmt::print(
+      "{} micro-batches, {} rounds, medians\n\nlayers that do nothing\nstages schedule  ms a step  instructions of stage 0  us each\n",
+      kMicroBatches, rounds);
   for (const std::int64_t stages : {2, 4, 8}) {
     for (const auto& kind : {esp::one_f_one_b(), esp::gpipe()}) {
       const double ms = step_ms(nothing, kind, stages, kMicroBatches, 20 * rounds);
       const std::int64_t count = num_instructions(kind.generate(stages, kMicroBatches));
-      fmt::print("{:>6} {:<8} {:>10.2f} {:>24} {:>8.1f}\n", stages, kind.name, ms, count, 1e3 * ms / static_cast<double>(count));
+      fmt::print("{:>6} {:<8} {:>10.2f} {:>24} {:>8.1f}\n", stages, kind.name, ms, count,
+                 1e3 * ms / static_cast<double>(count));
     }
   }
-  fmt::print("\nlayers that sleep: forward {} ms, backward {} ms\nstages schedule  ms a step  bound ms  ratio\n", kForward.count(), kBackward.count());
+  fmt::print("\nlayers that sleep: forward {} ms, backward {} ms\nstages schedule  ms a step  bound ms  ratio\n",
+             kForward.count(), kBackward.count());
   for (const std::int64_t stages : {2, 4, 8}) {
     for (const auto& kind : {esp::one_f_one_b(), esp::gpipe()}) {
       const double ms = step_ms(sleeps, kind, stages, kMicroBatches, rounds);
-      const double bound = esp::simulate(kind.generate(stages, kMicroBatches), {.forward = kForward.count() * 1.0, .backward = kBackward.count() * 1.0}).span;
+      const double bound = esp::simulate(kind.generate(stages, kMicroBatches),
+                                         {.forward = kForward.count() * 1.0, .backward = kBackward.count() * 1.0})
+                               .span;
       fmt::print("{:>6} {:<8} {:>10.2f} {:>9.0f} {:>6.3f}\n", stages, kind.name, ms, bound, ms / bound);
     }
   }

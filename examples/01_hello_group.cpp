@@ -17,5 +17,6 @@ int main() {
 
   at::Tensor sum = at::full({1}, static_cast<double>(world.rank()), at::kDouble);
   esp::all_reduce_(sum, mesh.group("data")).wait();
-  std::printf("rank %ld of %ld: the ranks of my data group add up to %g\n", world.rank(), world.size(), sum.item<double>());
+  std::printf("rank %ld of %ld: the ranks of my data group add up to %g\n", world.rank(), world.size(),
+              sum.item<double>());
 }

@@ -18,7 +18,8 @@ int main() {
 
   const nn::Sequential net(nn::Linear(2, 16), nn::Tanh(), nn::Linear(16, 1));
   const esp::PipelineModule model(mesh, {esp::layer_of(net.ptr())});
-  esp::Engine engine(mesh, model, esp::adamw({.lr = 1e-2}), {.loss = [](const esp::Tensors& outputs, const esp::Tensors& targets) {
+  esp::Engine engine(mesh, model, esp::adamw({.lr = 1e-2}),
+                     {.loss = [](const esp::Tensors& outputs, const esp::Tensors& targets) {
                        return (outputs[0] - targets[0]).square().mean();
                      }});
 

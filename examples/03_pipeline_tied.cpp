@@ -31,7 +31,8 @@ int main() {
   constexpr std::int64_t kVocab = 32, kHidden = 32;
   std::vector<esp::LayerSpec> layers{esp::tied<nn::Embedding>("wte", kVocab, kHidden)};
   for (int i = 0; i < 4; ++i) layers.push_back(esp::layer<Block>(kHidden));
-  layers.push_back(esp::tied_use<nn::Embedding>("wte", [](nn::EmbeddingImpl& e, const Tensor& x) { return x.matmul(e.weight.t()); }));
+  layers.push_back(esp::tied_use<nn::Embedding>(
+      "wte", [](nn::EmbeddingImpl& e, const Tensor& x) { return x.matmul(e.weight.t()); }));
 
   const esp::World world = esp::World::from_environment();
   const esp::Mesh mesh(world, {.pipe = world.size() > 1 ? 2 : 1, .data = esp::kRest});

@@ -40,7 +40,8 @@ int main() {
   if (!report.ok()) return 1;
   const esp::Schedule known = esp::one_f_one_b().generate(4, 8);
   std::printf("4 stages, 8 micro-batches: %s takes %g, %s takes %g, without idling it would be %g\n", own.name.c_str(),
-              esp::simulate(own, costs).span, known.name.c_str(), esp::simulate(known, costs).span, esp::simulate(own, costs).ideal);
+              esp::simulate(own, costs).span, known.name.c_str(), esp::simulate(known, costs).span,
+              esp::simulate(own, costs).ideal);
 
   esp::Schedule broken = own;
   broken.stages[2].steps[3].pop_back();  // stage 2 forgets to send a gradient

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The compiled part of the Python package espalier_torch.
 #include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
 #include <cstdint>
@@ -13,8 +13,8 @@
 namespace {
 
 // What torch.distributed calls for the ranks of each process group.
-c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, std::int64_t rank, std::int64_t size,
-                                               std::chrono::milliseconds timeout) {
+c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, std::int64_t rank,
+                                               std::int64_t size, std::chrono::milliseconds timeout) {
   espalier::WorldOptions options;
   options.backend = espalier::Backend::host;
   options.timeout = timeout;

@@ -91,16 +91,14 @@ Json host_facts() {
           {"kernel", first_line_of("/proc/sys/kernel/osrelease")},
           {"boot_id", first_line_of("/proc/sys/kernel/random/boot_id")},
           {"pid_namespace", std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string()},
-          {"memfd",
-           works(memfd_create("espalier-doctor", MFD_CLOEXEC))},    // shared memory of backend host
-          {"pidfd", works(syscall(SYS_pidfd_open, getpid(), 0))}};  // it notices dead ranks with
+          {"memfd", works(memfd_create("espalier-doctor", MFD_CLOEXEC))},  // shared memory of backend host
+          {"pidfd", works(syscall(SYS_pidfd_open, getpid(), 0))}};         // it notices dead ranks with
 }
 
 // Beside this program or in PATH; empty: nowhere.
 std::string find_program(const std::string& name) {
   std::error_code ignored;
-  std::string folders =
-      std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path().string();
+  std::string folders = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path().string();
   if (const char* path = std::getenv("PATH")) folders += std::string(":") + path;
   for (std::size_t begin = 0; begin <= folders.size();) {
     const std::size_t end = std::min(folders.find(':', begin), folders.size());
@@ -113,9 +111,7 @@ std::string find_program(const std::string& name) {
 
 Json found() { return {{"espalier-train", find_program("espalier-train")}}; }
 
-Json fact(const FoundNumber& number) {
-  return {{"value", number.value}, {"from", number.variable}};
-}
+Json fact(const FoundNumber& number) { return {{"value", number.value}, {"from", number.variable}}; }
 Json fact(const FoundText& text) { return {{"value", text.value}, {"from", text.variable}}; }
 template <typename Found>
 Json fact(const std::optional<Found>& found) {
@@ -150,11 +146,9 @@ std::string shown(const Json& value) {
   if (value.contains("why")) return fmt::format("{}  ({})", shown(value["value"]), shown(value["why"]));
   if (value.is_object()) {
     const std::string from = value["from"];
-    return fmt::format("{}{}", shown(value["value"]),
-                       from.empty() ? "" : fmt::format("  (from {})", from));
+    return fmt::format("{}{}", shown(value["value"]), from.empty() ? "" : fmt::format("  (from {})", from));
   }
-  if (value.is_string())
-    return value.get<std::string>().empty() ? "none" : value.get<std::string>();
+  if (value.is_string()) return value.get<std::string>().empty() ? "none" : value.get<std::string>();
   if (!value.is_array()) return value.dump();
   std::string text;
   for (const Json& one : value) text += (text.empty() ? "" : ", ") + shown(one);
@@ -188,8 +182,7 @@ void print(const Json& report) {
 }  // namespace
 
 void add_doctor(CLI::App& app) {
-  CLI::App* sub = app.add_subcommand(
-      "doctor", "What was built in, what is found here, which rank this would be");
+  CLI::App* sub = app.add_subcommand("doctor", "What was built in, what is found here, which rank this would be");
   const auto as_json = std::make_shared<bool>(false);
   sub->add_flag("--json", *as_json, "One JSON object instead of text");
   sub->callback([as_json] {
@@ -204,8 +197,7 @@ void add_doctor(CLI::App& app) {
       print(report);
     }
     std::fflush(stdout);
-    if (report["ranks"].contains("error"))
-      throw ConfigError(report["ranks"]["error"].get<std::string>());
+    if (report["ranks"].contains("error")) throw ConfigError(report["ranks"]["error"].get<std::string>());
   });
 }
 

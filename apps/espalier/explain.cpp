@@ -35,8 +35,7 @@ struct View {
   std::string others(std::string_view family) const {
     constexpr std::int64_t kMostListed = 8;
     const RankSet set = group(family);
-    if (set.size() - 1 > kMostListed)
-      return fmt::format("the {} others of {}", set.size() - 1, set.to_string());
+    if (set.size() - 1 > kMostListed) return fmt::format("the {} others of {}", set.size() - 1, set.to_string());
     std::vector<std::int64_t> ranks;
     for (const std::int64_t member : set.to_vector())
       if (member != rank) ranks.push_back(member);
@@ -62,11 +61,9 @@ std::string about_pipe(const View& view) {
   const std::int64_t stage = view.layout.coordinate("pipe", view.rank);
   std::string text = "runs " + stage_name(view);
   if (stage > 0)
-    text += fmt::format("; receives activations from rank {} and sends their gradients back",
-                        stages.member(stage - 1));
+    text += fmt::format("; receives activations from rank {} and sends their gradients back", stages.member(stage - 1));
   if (stage + 1 < stages.size())
-    text += fmt::format("; sends activations to rank {} and receives their gradients",
-                        stages.member(stage + 1));
+    text += fmt::format("; sends activations to rank {} and receives their gradients", stages.member(stage + 1));
   else
     text += "; computes the loss";
   return text;
@@ -75,14 +72,14 @@ std::string about_pipe(const View& view) {
 std::string about_data(const View& view) {
   const std::string work = fmt::format("works on {} of every batch", view.part("data"));
   if (view.size("context") > 1) return work;  // data_context has more to say
-  return fmt::format("{}; averages gradients and loss with {}, once a step", work,
-                     view.others("data"));
+  return fmt::format("{}; averages gradients and loss with {}, once a step", work, view.others("data"));
 }
 
 std::string about_context(const View& view) {
-  return fmt::format("works on {} of every sequence; exchanges keys and values with {} in every "
-                     "attention layer",
-                     view.part("context"), view.others("context"));
+  return fmt::format(
+      "works on {} of every sequence; exchanges keys and values with {} in every "
+      "attention layer",
+      view.part("context"), view.others("context"));
 }
 
 std::string about_data_context(const View& view) {
@@ -91,15 +88,17 @@ std::string about_data_context(const View& view) {
 }
 
 std::string about_tensor(const View& view) {
-  return fmt::format("holds {} of every layer that is cut; adds up with {} what the parts compute, "
-                     "in every such layer, forward and backward",
-                     view.part("tensor"), view.others("tensor"));
+  return fmt::format(
+      "holds {} of every layer that is cut; adds up with {} what the parts compute, "
+      "in every such layer, forward and backward",
+      view.part("tensor"), view.others("tensor"));
 }
 
 std::string about_model(const View& view) {
-  return fmt::format("adds up the norm of all gradients, and learns of any that are not finite, "
-                     "with {}",
-                     view.others("model"));
+  return fmt::format(
+      "adds up the norm of all gradients, and learns of any that are not finite, "
+      "with {}",
+      view.others("model"));
 }
 
 std::string about_stage(const View& view) {
@@ -107,9 +106,10 @@ std::string about_stage(const View& view) {
 }
 
 std::string about_expert(const View& view) {
-  return fmt::format("holds {} of the experts; exchanges tokens with {} in every expert layer, "
-                     "forward and backward",
-                     view.part("expert"), view.others("expert"));
+  return fmt::format(
+      "holds {} of the experts; exchanges tokens with {} in every expert layer, "
+      "forward and backward",
+      view.part("expert"), view.others("expert"));
 }
 
 std::string about_expert_data(const View& view) {
@@ -123,8 +123,7 @@ std::string about_expert_tensor(const View& view) {
 }
 
 std::string about_expert_model(const View& view) {
-  return fmt::format("adds up the norm of the experts' gradients with {}",
-                     view.others("expert_model"));
+  return fmt::format("adds up the norm of the experts' gradients with {}", view.others("expert_model"));
 }
 
 struct Row {
@@ -135,12 +134,9 @@ struct Row {
 
 bool always(const View&) { return true; }
 bool has_experts(const View& view) {
-  return view.layout.size("expert") > 1 ||
-         view.layout.size("expert_tensor") != view.layout.size("tensor");
+  return view.layout.size("expert") > 1 || view.layout.size("expert_tensor") != view.layout.size("tensor");
 }
-bool has_data_and_context(const View& view) {
-  return view.size("data") > 1 && view.size("context") > 1;
-}
+bool has_data_and_context(const View& view) { return view.size("data") > 1 && view.size("context") > 1; }
 
 constexpr std::array<Row, 11> kRows{{{"pipe", about_pipe, always},
                                      {"data", about_data, always},
@@ -159,17 +155,15 @@ void print_place(const View& view) {
   std::vector<std::string> places;
   if (view.layout.size("pipe") > 1) places.push_back(stage_name(view));
   for (const std::string_view axis : {"data", "context", "tensor"}) {
-    if (view.layout.size(axis) > 1)
-      places.push_back(fmt::format("{} {}", axis, view.part(axis)));
+    if (view.layout.size(axis) > 1) places.push_back(fmt::format("{} {}", axis, view.part(axis)));
   }
   if (has_experts(view)) {
     for (const std::string_view axis : {"expert", "expert_data", "expert_tensor"}) {
-      if (view.layout.size(axis) > 1)
-        places.push_back(fmt::format("{} {}", axis, view.part(axis)));
+      if (view.layout.size(axis) > 1) places.push_back(fmt::format("{} {}", axis, view.part(axis)));
     }
   }
-  fmt::print("rank {}, one of {}{}{}\n", view.rank, view.layout.world_size(),
-             places.empty() ? "" : ": ", fmt::join(places, ", "));
+  fmt::print("rank {}, one of {}{}{}\n", view.rank, view.layout.world_size(), places.empty() ? "" : ": ",
+             fmt::join(places, ", "));
 }
 
 void print_opened(const View& view) {
@@ -179,8 +173,8 @@ void print_opened(const View& view) {
     const PlannedGroup group = plan.group(index);
     opened.push_back(fmt::format("{} {}", group.name, group.ranks.to_string()));
   }
-  fmt::print("opens {} communicator{} besides the world's{}{}\n", opened.size(),
-             opened.size() == 1 ? "" : "s", opened.empty() ? "" : ": ", fmt::join(opened, ", "));
+  fmt::print("opens {} communicator{} besides the world's{}{}\n", opened.size(), opened.size() == 1 ? "" : "s",
+             opened.empty() ? "" : ": ", fmt::join(opened, ", "));
 }
 
 void explain(const Layout& layout, std::int64_t rank) {
@@ -210,13 +204,11 @@ struct Options {
 
 void add_explain(CLI::App& app) {
   const auto options = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand(
-      "explain", "Say in words what a rank of a layout is, whom it talks to, and for what");
+  CLI::App* sub =
+      app.add_subcommand("explain", "Say in words what a rank of a layout is, whom it talks to, and for what");
   sub->add_option("rank", options->rank, "Which rank")->required();
-  sub->add_option("--layout", options->layout, "As for espalier layout: data=4,pipe=2,tensor=2")
-      ->required();
-  sub->add_option("--world", options->world_size,
-                  "Number of ranks (default: what the sizes multiply to)");
+  sub->add_option("--layout", options->layout, "As for espalier layout: data=4,pipe=2,tensor=2")->required();
+  sub->add_option("--world", options->world_size, "Number of ranks (default: what the sizes multiply to)");
   sub->callback([options] {
     const Layout layout = make_layout(options->layout, options->world_size);
     check_rank("explain", options->rank, layout.world_size());

@@ -49,9 +49,8 @@ constexpr std::size_t kLineWidth = 100;
 Layout asked_layout(const LayoutArguments& options) {
   if (options.words.empty()) throw CLI::RequiredError("layout");
   if (options.words.size() > 1)
-    throw ConfigError(fmt::format(
-        "layout: unexpected argument '{}'; espalier layout --help shows what it takes",
-        options.words[1]));
+    throw ConfigError(
+        fmt::format("layout: unexpected argument '{}'; espalier layout --help shows what it takes", options.words[1]));
   return make_layout(options.words.front(), options.world_size);
 }
 
@@ -59,8 +58,7 @@ Layout asked_layout(const LayoutArguments& options) {
 // the dense one.
 std::vector<std::string_view> wide_axes(const Layout& layout) {
   std::vector<std::string_view> axes;
-  const bool experts =
-      layout.size("expert") > 1 || layout.size("expert_tensor") != layout.size("tensor");
+  const bool experts = layout.size("expert") > 1 || layout.size("expert_tensor") != layout.size("tensor");
   for (std::string_view axis : kAxes)
     if (layout.size(axis) > 1 && (experts || !axis.starts_with("expert"))) axes.push_back(axis);
   return axes;
@@ -76,8 +74,7 @@ ordered_json axes_json(const Layout& layout) {
 
 ordered_json coordinates_json(const Layout& layout, std::int64_t rank) {
   ordered_json coordinates;
-  for (std::string_view axis : kAxes)
-    coordinates[std::string(axis)] = layout.coordinate(axis, rank);
+  for (std::string_view axis : kAxes) coordinates[std::string(axis)] = layout.coordinate(axis, rank);
   return coordinates;
 }
 
@@ -106,15 +103,10 @@ ordered_json to_json(const Layout& layout) {
   }
   for (std::int64_t rank = 0; rank < layout.world_size(); ++rank) {
     ordered_json groups;
-    for (std::string_view name : layout.families())
-      groups[std::string(name)] = *layout.family(name).index_of(rank);
-    ranks.push_back(
-        {{"rank", rank}, {"coordinates", coordinates_json(layout, rank)}, {"groups", groups}});
+    for (std::string_view name : layout.families()) groups[std::string(name)] = *layout.family(name).index_of(rank);
+    ranks.push_back({{"rank", rank}, {"coordinates", coordinates_json(layout, rank)}, {"groups", groups}});
   }
-  return {{"world", layout.world_size()},
-          {"axes", axes_json(layout)},
-          {"families", families},
-          {"ranks", ranks}};
+  return {{"world", layout.world_size()}, {"axes", axes_json(layout)}, {"families", families}, {"ranks", ranks}};
 }
 
 // ---- text ----
@@ -146,10 +138,9 @@ Shown shown(const Layout& layout) {
       result.single.push_back(name);
       continue;
     }
-    const auto twin =
-        std::find_if(result.families.begin(), result.families.end(), [&](std::string_view earlier) {
-          return equal(layout.family(earlier), layout.family(name));
-        });
+    const auto twin = std::find_if(result.families.begin(), result.families.end(), [&](std::string_view earlier) {
+      return equal(layout.family(earlier), layout.family(name));
+    });
     if (twin != result.families.end())
       result.same.push_back(fmt::format("{} = {}", name, *twin));
     else
@@ -162,16 +153,15 @@ void print_heading(const Layout& layout) {
   std::string sizes;
   for (std::string_view axis : wide_axes(layout))
     sizes += fmt::format("{}{} {}", sizes.empty() ? "" : ", ", axis, layout.size(axis));
-  fmt::print("{} rank{}{}{}\n", layout.world_size(), layout.world_size() == 1 ? "" : "s",
-             sizes.empty() ? "" : ": ", sizes);
+  fmt::print("{} rank{}{}{}\n", layout.world_size(), layout.world_size() == 1 ? "" : "s", sizes.empty() ? "" : ": ",
+             sizes);
 }
 
 // As many groups as a few lines hold.
 void print_family(const Layout& layout, std::string_view name) {
   constexpr int kMaxLines = 4;
   const Family family = layout.family(name);
-  const std::string head =
-      fmt::format("{:<14}{:>7}{:>7}  ", name, family.size(), family.set(0).size());
+  const std::string head = fmt::format("{:<14}{:>7}{:>7}  ", name, family.size(), family.set(0).size());
   std::string line = head;
   int lines = 1;
   for (std::int64_t g = 0; g < family.size(); ++g) {
@@ -190,8 +180,7 @@ void print_family(const Layout& layout, std::string_view name) {
 }
 
 void print_families(const Layout& layout, const Shown& shown) {
-  if (!shown.families.empty())
-    fmt::print("\n{:<14}{:>7}{:>7}  {}\n", "family", "groups", "ranks", "members");
+  if (!shown.families.empty()) fmt::print("\n{:<14}{:>7}{:>7}  {}\n", "family", "groups", "ranks", "members");
   for (std::string_view name : shown.families) print_family(layout, name);
   fmt::print("\n");
   if (!shown.same.empty()) fmt::print("the same groups: {}\n", fmt::join(shown.same, ", "));
@@ -211,8 +200,7 @@ void print_ranks(const Layout& layout, const Shown& shown) {
   print_line(head);
   for (std::int64_t rank = 0; rank < layout.world_size(); ++rank) {
     std::string line = fmt::format("{:>4}", rank);
-    for (std::string_view axis : axes)
-      line += fmt::format("  {:>{}}", layout.coordinate(axis, rank), axis.size());
+    for (std::string_view axis : axes) line += fmt::format("  {:>{}}", layout.coordinate(axis, rank), axis.size());
     line += "         ";
     for (std::string_view name : families)
       line += fmt::format("  {:>{}}", *layout.family(name).index_of(rank), name.size());
@@ -224,8 +212,8 @@ void print_rank(const Layout& layout, std::int64_t rank) {
   std::string place;
   for (std::string_view axis : wide_axes(layout))
     place += fmt::format("{}{} {}", place.empty() ? "" : ", ", axis, layout.coordinate(axis, rank));
-  fmt::print("\nrank {}{}{}\n\n{:<14}{:>7}{:>7}{:>7}  {}\n", rank, place.empty() ? "" : ": ", place,
-             "family", "group", "ranks", "here", "members");
+  fmt::print("\nrank {}{}{}\n\n{:<14}{:>7}{:>7}{:>7}  {}\n", rank, place.empty() ? "" : ": ", place, "family", "group",
+             "ranks", "here", "members");
   for (std::string_view name : layout.families()) {
     const RankSet set = layout.group(name, rank);
     fmt::print("{:<14}{:>7}{:>7}{:>7}  {}\n", name, *layout.family(name).index_of(rank), set.size(),
@@ -236,20 +224,17 @@ void print_rank(const Layout& layout, std::int64_t rank) {
 // What crosses hosts without need, on standard error: the answer itself stays as it is.
 void warn_of_hosts(const LayoutArguments& options, const GroupPlan& plan) {
   if (!options.ranks_per_host) return;
-  ESPALIER_CHECK_CONFIG(*options.ranks_per_host >= 1,
-                        "layout: --ranks-per-host {}; expected at least 1",
+  ESPALIER_CHECK_CONFIG(*options.ranks_per_host >= 1, "layout: --ranks-per-host {}; expected at least 1",
                         *options.ranks_per_host);
   std::vector<std::int64_t> hosts;
-  for (std::int64_t rank = 0; rank < plan.world_size(); ++rank)
-    hosts.push_back(rank / *options.ranks_per_host);
+  for (std::int64_t rank = 0; rank < plan.world_size(); ++rank) hosts.push_back(rank / *options.ranks_per_host);
   for (const std::string& line : host_crossings(plan, hosts))
     fmt::print(stderr, "espalier: layout: warning: {}\n", line);
 }
 
 void run_plan(const LayoutArguments& options) {
   if (!options.world_size)
-    throw ConfigError(fmt::format(
-        "layout: the plan {} depends on the number of ranks; add --world N", options.plan));
+    throw ConfigError(fmt::format("layout: the plan {} depends on the number of ranks; add --world N", options.plan));
   const GroupPlan plan = plan_by_name(options.plan, *options.world_size, options.words);
   if (options.rank) check_rank("layout", *options.rank, plan.world_size());
   warn_of_hosts(options, plan);
@@ -264,8 +249,7 @@ void print_layout(const LayoutArguments& options) {
   const Layout layout = asked_layout(options);
   if (options.rank) check_rank("layout", *options.rank, layout.world_size());
   warn_of_hosts(options, layout_plan(layout));
-  if (options.communicators)
-    return print_communicators(layout_plan(layout), options.rank, options.json);
+  if (options.communicators) return print_communicators(layout_plan(layout), options.rank, options.json);
   if (options.json) {
     fmt::print("{}\n", (options.rank ? to_json(layout, *options.rank) : to_json(layout)).dump());
     return;
@@ -284,19 +268,16 @@ void print_layout(const LayoutArguments& options) {
 
 void add_layout(CLI::App& app) {
   const auto options = std::make_shared<LayoutArguments>();
-  CLI::App* sub = app.add_subcommand(
-      "layout", "Show the process groups of a layout and each rank's place in them");
+  CLI::App* sub = app.add_subcommand("layout", "Show the process groups of a layout and each rank's place in them");
   sub->add_option("layout", options->words,
                   "For example data=4,pipe=2,tensor=2,expert=2; one size may be 'rest'. With "
                   "--plan: key=value...");
   sub->add_option("--plan", options->plan, "Show the groups of this plan, in order of creation");
-  sub->add_option("--world", options->world_size,
-                  "Number of ranks (default: what the sizes multiply to)");
+  sub->add_option("--world", options->world_size, "Number of ranks (default: what the sizes multiply to)");
   sub->add_option("--rank", options->rank, "Show this rank alone");
   sub->add_option("--ranks-per-host", options->ranks_per_host,
                   "Warn of groups that cross hosts of this many ranks without need");
-  sub->add_flag("--communicators", options->communicators,
-                "Show how many communicators each rank opens");
+  sub->add_flag("--communicators", options->communicators, "Show how many communicators each rank opens");
   sub->add_flag("--json", options->json, "Print JSON");
   sub->footer(named_plans_help);
   sub->callback([options] { print_layout(*options); });

@@ -11,13 +11,10 @@ namespace {
 
 std::int64_t product(const LayoutSpec& spec) {
   std::int64_t result = 1;
-  for (const auto& [name, size] : {std::pair{"pipe", spec.pipe},
-                                   {"data", spec.data},
-                                   {"context", spec.context},
-                                   {"tensor", spec.tensor}}) {
+  for (const auto& [name, size] :
+       {std::pair{"pipe", spec.pipe}, {"data", spec.data}, {"context", spec.context}, {"tensor", spec.tensor}}) {
     if (size == kRest)
-      throw ConfigError(
-          fmt::format("layout: {}=rest depends on the number of ranks; add --world N", name));
+      throw ConfigError(fmt::format("layout: {}=rest depends on the number of ranks; add --world N", name));
     if (__builtin_mul_overflow(result, size, &result))
       throw ConfigError("layout: the sizes multiply to more than 2^63 ranks; choose smaller ones");
   }
@@ -32,9 +29,8 @@ Layout make_layout(const std::string& text, std::optional<std::int64_t> world_si
 }
 
 void check_rank(std::string_view command, std::int64_t rank, std::int64_t world_size) {
-  ESPALIER_CHECK_CONFIG(rank >= 0 && rank < world_size,
-                        "{}: there is no rank {}; the {} ranks are 0 to {}", command, rank,
-                        world_size, world_size - 1);
+  ESPALIER_CHECK_CONFIG(rank >= 0 && rank < world_size, "{}: there is no rank {}; the {} ranks are 0 to {}", command,
+                        rank, world_size, world_size - 1);
 }
 
 }  // namespace espalier::command

@@ -44,10 +44,8 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   if (dynamic_cast<const CLI::ExtrasError*>(&error) == nullptr || extras.empty())
     return fmt::format("{}{}; {} shows what it takes", where, error.what(), help);
   const std::string& first = extras.front();
-  if (first.starts_with("-"))
-    return fmt::format("{}unknown option {}; {} lists the options", where, first, help);
-  if (!top)
-    return fmt::format("{}unexpected argument '{}'; {} shows what it takes", where, first, help);
+  if (first.starts_with("-")) return fmt::format("{}unknown option {}; {} lists the options", where, first, help);
+  if (!top) return fmt::format("{}unexpected argument '{}'; {} shows what it takes", where, first, help);
   std::string names;
   for (const CLI::App* subcommand : app.get_subcommands(nullptr))
     if (!subcommand->get_group().empty())  // hidden otherwise
@@ -56,8 +54,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("Plans, draws and trains parallel layouts: data, tensor, pipe, expert, context.",
-               "espalier");
+  CLI::App app("Plans, draws and trains parallel layouts: data, tensor, pipe, expert, context.", "espalier");
   app.set_version_flag("--version", "espalier " ESPALIER_VERSION);
   app.require_subcommand(0, 1);
   add_commands(app);
@@ -70,8 +67,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     throw espalier::ConfigError(explain(app, error));
   }
-  if (app.get_subcommands().empty())
-    throw espalier::ConfigError("no subcommand; espalier --help lists them");
+  if (app.get_subcommands().empty()) throw espalier::ConfigError("no subcommand; espalier --help lists them");
   return 0;
 }
 

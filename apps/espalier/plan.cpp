@@ -37,18 +37,15 @@ ordered_json groups_json(const GroupPlan& plan, const std::vector<std::int64_t>&
 }
 
 // One line a group, names and sizes in columns; with the place of `rank`, if one is asked for.
-void print_table(const GroupPlan& plan, const std::vector<std::int64_t>& indices,
-                 std::optional<std::int64_t> rank) {
+void print_table(const GroupPlan& plan, const std::vector<std::int64_t>& indices, std::optional<std::int64_t> rank) {
   const auto shown = std::min<std::size_t>(indices.size(), kMaxGroupsInTable);
   std::size_t width = 5;
-  for (std::size_t i = 0; i < shown; ++i)
-    width = std::max(width, plan.group(indices[i]).name.size());
+  for (std::size_t i = 0; i < shown; ++i) width = std::max(width, plan.group(indices[i]).name.size());
   fmt::print("{:<{}}{:>7}{}  members\n", "group", width, "ranks", rank ? "   here" : "");
   for (std::size_t i = 0; i < shown; ++i) {
     const PlannedGroup group = plan.group(indices[i]);
     const std::string here = rank ? fmt::format("{:>7}", *group.ranks.index_of(*rank)) : "";
-    fmt::print("{:<{}}{:>7}{}  {}\n", group.name, width, group.ranks.size(), here,
-               group.ranks.to_string());
+    fmt::print("{:<{}}{:>7}{}  {}\n", group.name, width, group.ranks.size(), here, group.ranks.to_string());
   }
   if (shown < indices.size())
     fmt::print("... {} more; --rank R shows one rank's, --json all\n", indices.size() - shown);
@@ -82,8 +79,7 @@ void print_plan(const GroupPlan& plan, std::optional<std::int64_t> rank, bool js
     fmt::print("{}\n", result.dump());
     return;
   }
-  fmt::print("{}: {} in {}", counted(plan.world_size(), "rank", "ranks"),
-             counted(plan.size(), "group", "groups"),
+  fmt::print("{}: {} in {}", counted(plan.world_size(), "rank", "ranks"), counted(plan.size(), "group", "groups"),
              counted(static_cast<std::int64_t>(plan.families().size()), "family", "families"));
   if (rank) fmt::print("; rank {} is in {}", *rank, indices.size());
   fmt::print("\n");
@@ -96,10 +92,9 @@ void print_communicators(const GroupPlan& plan, std::optional<std::int64_t> rank
   if (rank) {
     const std::vector<std::int64_t> own = plan.communicators_of(*rank, plan.world_size());
     if (json) {
-      fmt::print("{}\n", ordered_json{{"world", plan.world_size()},
-                                      {"rank", *rank},
-                                      {"communicators", groups_json(plan, own)}}
-                             .dump());
+      fmt::print("{}\n",
+                 ordered_json{{"world", plan.world_size()}, {"rank", *rank}, {"communicators", groups_json(plan, own)}}
+                     .dump());
       return;
     }
     fmt::print("rank {} opens {} besides the world's\n", *rank,
@@ -111,10 +106,9 @@ void print_communicators(const GroupPlan& plan, std::optional<std::int64_t> rank
   }
   const Opened opened = opened_by_all(plan);
   if (json) {
-    fmt::print("{}\n", ordered_json{{"world", plan.world_size()},
-                                    {"communicators", opened.total},
-                                    {"by_rank", opened.by_rank}}
-                           .dump());
+    fmt::print("{}\n",
+               ordered_json{{"world", plan.world_size()}, {"communicators", opened.total}, {"by_rank", opened.by_rank}}
+                   .dump());
     return;
   }
   fmt::print("{}: {} besides the world's\n\n", counted(plan.world_size(), "rank", "ranks"),
@@ -123,14 +117,12 @@ void print_communicators(const GroupPlan& plan, std::optional<std::int64_t> rank
   for (std::size_t each = 0; each < opened.by_rank.size(); ++each)
     ranks_by_count[opened.by_rank[each]].push_back(static_cast<std::int64_t>(each));
   fmt::print("opened by each of the ranks\n");
-  for (const auto& [count, ranks] : ranks_by_count)
-    fmt::print("{:>14}  {}\n", count, RankSet::of(ranks).to_string());
+  for (const auto& [count, ranks] : ranks_by_count) fmt::print("{:>14}  {}\n", count, RankSet::of(ranks).to_string());
 }
 
 std::string named_plans_help() {
   std::string text = "PLANS\n";
-  for (const NamedPlan& plan : named_plans())
-    text += fmt::format("  {:<20}{}\n", plan.name, plan.settings);
+  for (const NamedPlan& plan : named_plans()) text += fmt::format("  {:<20}{}\n", plan.name, plan.settings);
   return text;
 }
 

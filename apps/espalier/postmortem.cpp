@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `espalier postmortem FILE...`: what the ranks of a world were doing when it failed, and who waited for whom, from the file
-// that one of them wrote.
+// `espalier postmortem FILE...`: what the ranks of a world were doing when it failed, and who waited for whom, from the
+// file that one of them wrote.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -27,10 +27,10 @@ using Json = nlohmann::json;
 struct Rank {
   std::int64_t pid = 0;
   std::string state;
-  std::string error;                     // of a rank that gave up
+  std::string error;  // of a rank that gave up
   std::vector<std::int64_t> waits_for;
   std::int64_t waits_ms = 0;
-  std::vector<std::string> calls;        // oldest first, as printed
+  std::vector<std::string> calls;  // oldest first, as printed
   std::string last = "nothing";
 
   // A rank may have died, or given up, in a wait.
@@ -43,8 +43,8 @@ struct Postmortem {
 };
 
 std::string describe(const Json& call) {
-  std::string text = fmt::format("{} #{} of group '{}'", call.at("call").get<std::string>(), call.at("number").get<std::int64_t>(),
-                                 call.at("group").get<std::string>());
+  std::string text = fmt::format("{} #{} of group '{}'", call.at("call").get<std::string>(),
+                                 call.at("number").get<std::int64_t>(), call.at("group").get<std::string>());
   if (call.contains("peer")) text += fmt::format(" with rank {}", call["peer"].get<std::int64_t>());
   if (call.contains("during")) text += fmt::format(", in {}", call["during"].get<std::string>());
   return text;
@@ -53,8 +53,9 @@ std::string describe(const Json& call) {
 Postmortem read(const std::string& path) {
   std::string content;
   const int error = read_file(path, content);
-  ESPALIER_CHECK_CONFIG(error == 0, "postmortem: {} cannot be read: {}; expected a file that a failed world wrote (ESPALIER_POSTMORTEM)",
-                        path, std::system_category().message(error));
+  ESPALIER_CHECK_CONFIG(
+      error == 0, "postmortem: {} cannot be read: {}; expected a file that a failed world wrote (ESPALIER_POSTMORTEM)",
+      path, std::system_category().message(error));
   Postmortem result;
   try {
     const Json json = Json::parse(content, nullptr, /*allow_exceptions=*/false);
@@ -84,8 +85,8 @@ Postmortem read(const std::string& path) {
 
 std::string state_of(const Rank& rank) {
   if (rank.waits_for.empty()) return rank.state;
-  return fmt::format("{} {:.1f} s for {}", rank.waits() ? "waiting" : rank.state + ", had waited", static_cast<double>(rank.waits_ms) * 1e-3,
-                     fmt::join(rank.waits_for, ","));
+  return fmt::format("{} {:.1f} s for {}", rank.waits() ? "waiting" : rank.state + ", had waited",
+                     static_cast<double>(rank.waits_ms) * 1e-3, fmt::join(rank.waits_for, ","));
 }
 
 // Who is waited for and waits for nobody: there the others' waiting ends.
@@ -100,15 +101,17 @@ std::vector<std::string> ends_of_waiting(const Postmortem& postmortem) {
     const auto found = postmortem.ranks.find(awaited);
     if (found == postmortem.ranks.end() || found->second.waits()) continue;
     const Rank& rank = found->second;
-    lines.push_back(fmt::format("rank {} ({}) is waited for by rank{} {} and waits for nobody; its last call is {}", awaited, rank.state,
-                                by.size() == 1 ? "" : "s", fmt::join(by, ","), rank.last));
+    lines.push_back(fmt::format("rank {} ({}) is waited for by rank{} {} and waits for nobody; its last call is {}",
+                                awaited, rank.state, by.size() == 1 ? "" : "s", fmt::join(by, ","), rank.last));
   }
-  if (lines.empty() && !waiters.empty()) lines.push_back("every rank that is waited for waits itself: they wait in a circle");
+  if (lines.empty() && !waiters.empty())
+    lines.push_back("every rank that is waited for waits itself: they wait in a circle");
   return lines;
 }
 
 void print(const std::string& path, const Postmortem& postmortem, bool all_calls) {
-  fmt::print("{}: {} ranks on {}, {}\n{}\n\n", path, postmortem.ranks.size(), postmortem.host, postmortem.time, postmortem.reason);
+  fmt::print("{}: {} ranks on {}, {}\n{}\n\n", path, postmortem.ranks.size(), postmortem.host, postmortem.time,
+             postmortem.reason);
   std::size_t width = 5;
   for (const auto& [number, rank] : postmortem.ranks) width = std::max(width, state_of(rank).size());
   fmt::print("rank  pid      {:<{}}  last call\n", "state", width);

@@ -32,14 +32,14 @@ void refuse_inside_a_launcher() {
   ESPALIER_CHECK_CONFIG(found.world_size.value == 1 || found.launcher == Launcher::slurm,
                         "run: this is already rank {} of {} under {} ({}={}); start the program "
                         "itself there, without espalier run",
-                        found.rank.value, found.world_size.value, to_string(found.launcher),
-                        found.rank.variable, found.rank.value);
+                        found.rank.value, found.world_size.value, to_string(found.launcher), found.rank.variable,
+                        found.rank.value);
 }
 
 void set_default(const char* name, const char* value) { setenv(name, value, 0); }
 
-// This process becomes mpirun. Ranks may share cores, as with the other backends. Open MPI 4 and 5 take these settings as
-// variables of different names, MPICH needs none.
+// This process becomes mpirun. Ranks may share cores, as with the other backends. Open MPI 4 and 5 take these settings
+// as variables of different names, MPICH needs none.
 [[noreturn]] void execute_mpirun(const LaunchOptions& options) {
   ESPALIER_CHECK_CONFIG(options.num_ranks >= 1, "run: -n {}; expected at least one rank", options.num_ranks);
   setenv("ESPALIER_BACKEND", "mpi", 1);
@@ -58,9 +58,10 @@ void set_default(const char* name, const char* value) { setenv(name, value, 0); 
   words.insert(words.end(), options.command.begin(), options.command.end());
   const std::vector<char*> arguments = argument_vector(words);
   execvp(arguments.front(), arguments.data());
-  throw ConfigError(fmt::format("run: mpirun cannot be started: {}; install an MPI (scripts/setup installs Open MPI), or run "
-                                "without --backend mpi",
-                                std::strerror(errno)));
+  throw ConfigError(
+      fmt::format("run: mpirun cannot be started: {}; install an MPI (scripts/setup installs Open MPI), or run "
+                  "without --backend mpi",
+                  std::strerror(errno)));
 }
 
 struct RunOptions {
@@ -83,7 +84,8 @@ std::pair<std::string, std::string> read_variable(const std::string& text) {
   ESPALIER_CHECK_CONFIG(!name.empty(), "run: --env {}; expected NAME or NAME=VALUE", text);
   if (equals != std::string::npos) return {name, text.substr(equals + 1)};
   const char* const value = std::getenv(name.c_str());
-  ESPALIER_CHECK_CONFIG(value != nullptr, "run: --env {}, but {} is not set here; set it, or give --env {}=VALUE", name, name, name);
+  ESPALIER_CHECK_CONFIG(value != nullptr, "run: --env {}, but {} is not set here; set it, or give --env {}=VALUE", name,
+                        name, name);
   return {name, value};
 }
 
@@ -92,8 +94,7 @@ Variables variables_for_ranks(const RunOptions& options) {
   Variables variables;
   for (const std::string& each : options.variables) variables.insert(read_variable(each));
   if (!options.backend.empty()) variables["ESPALIER_BACKEND"] = options.backend;
-  if (!options.postmortem.empty())
-    variables["ESPALIER_POSTMORTEM"] = std::filesystem::absolute(options.postmortem);
+  if (!options.postmortem.empty()) variables["ESPALIER_POSTMORTEM"] = std::filesystem::absolute(options.postmortem);
   return variables;
 }
 
@@ -106,8 +107,8 @@ Variables variables_for_hosts(const RunOptions& options) {
 }
 
 int run_on_hosts(const RunOptions& options) {
-  ESPALIER_CHECK_CONFIG(options.backend != "mpi" && options.backend != "host",
-                        "run: --hostfile with --backend {}; {}", options.backend,
+  ESPALIER_CHECK_CONFIG(options.backend != "mpi" && options.backend != "host", "run: --hostfile with --backend {}; {}",
+                        options.backend,
                         options.backend == "mpi" ? "start the ranks with mpirun --hostfile instead"
                                                  : "that one needs all ranks on one host: leave it out or choose gloo");
   HostsLaunchOptions launch;
@@ -116,8 +117,8 @@ int run_on_hosts(const RunOptions& options) {
   if (options.num_ranks) launch.hosts = take_slots(std::move(launch.hosts), *options.num_ranks);
   launch.remote_shell = CLI::detail::split_up(options.remote_shell);
   ESPALIER_CHECK_CONFIG(!launch.remote_shell.empty(), "run: --remote-shell is empty; expected a command such as ssh");
-  launch.remote_espalier =
-      options.remote_espalier.empty() ? std::filesystem::read_symlink("/proc/self/exe").string() : options.remote_espalier;
+  launch.remote_espalier = options.remote_espalier.empty() ? std::filesystem::read_symlink("/proc/self/exe").string()
+                                                           : options.remote_espalier;
   launch.master_address = options.master_address.empty() ? launch.hosts.front().host : options.master_address;
   launch.master_port = options.master_port;
   launch.variables = variables_for_hosts(options);
@@ -141,8 +142,7 @@ void end_with(int code) {
 }  // namespace
 
 void add_run(CLI::App& app) {
-  CLI::App* sub =
-      app.add_subcommand("run", "Start a program as the ranks of one world, on this host or on several");
+  CLI::App* sub = app.add_subcommand("run", "Start a program as the ranks of one world, on this host or on several");
   sub->footer(
       "Output is passed on in whole lines; rank 0 reads standard input unless it is a terminal. A "
       "rank "
@@ -158,21 +158,24 @@ void add_run(CLI::App& app) {
   sub->add_option("--postmortem", options->postmortem,
                   "Where one rank writes what all were doing when the world fails (host), told to "
                   "them as ESPALIER_POSTMORTEM; see espalier postmortem");
-  sub->add_option("--env", options->variables, "A variable for every rank, NAME=VALUE, or NAME as it is here; more than once")
+  sub->add_option("--env", options->variables,
+                  "A variable for every rank, NAME=VALUE, or NAME as it is here; more than once")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  const auto hostfile = sub->add_option("--hostfile", options->hostfile, "Start the ranks on these hosts: lines of HOST slots=N");
+  const auto hostfile =
+      sub->add_option("--hostfile", options->hostfile, "Start the ranks on these hosts: lines of HOST slots=N");
   for (CLI::Option* const option :
-       {sub->add_option("--remote-shell", options->remote_shell, "What starts a command on a host: its words, then the host's name"),
-        sub->add_option("--remote-espalier", options->remote_espalier, "This command's path on the hosts (default: the same as here)"),
+       {sub->add_option("--remote-shell", options->remote_shell,
+                        "What starts a command on a host: its words, then the host's name"),
+        sub->add_option("--remote-espalier", options->remote_espalier,
+                        "This command's path on the hosts (default: the same as here)"),
         sub->add_option("--master-addr", options->master_address,
                         "The first host's address, where the others reach it (default: its name)"),
         sub->add_option("--master-port", options->master_port, "A free port there")->check(CLI::Range(1, 65535))})
     option->needs(hostfile);
   sub->get_option("--remote-shell")->capture_default_str();
   sub->get_option("--master-port")->capture_default_str();
-  sub->add_option("program", options->command, "The program and its arguments, after --")
-      ->required();
+  sub->add_option("program", options->command, "The program and its arguments, after --")->required();
   sub->callback([options] {
     refuse_inside_a_launcher();
     end_with(options->hostfile.empty() ? run_here(*options) : run_on_hosts(*options));

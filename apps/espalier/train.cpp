@@ -61,10 +61,8 @@ void add_forwarded(CLI::App& app, const std::string& name, const std::string& he
 
 void add_train(CLI::App& app) {
   add_forwarded(app, "train", "Train the reference GPT on text files");
-  add_forwarded(app, "verify",
-                "Compare a layout with one process: losses, gradients, norm, weights");
-  add_forwarded(app, "verify-groups",
-                "Make every group of a layout and compare what it reduces with the plan");
+  add_forwarded(app, "verify", "Compare a layout with one process: losses, gradients, norm, weights");
+  add_forwarded(app, "verify-groups", "Make every group of a layout and compare what it reduces with the plan");
   add_forwarded(app, "bench", "Time collectives over one backend, or several in turn");
 }
 

@@ -55,7 +55,9 @@ struct Operation {
   Work (*start)(Buffers& buffers, const Group& group);
 };
 
-at::Tensor filled(std::int64_t count, const at::TensorOptions& options, std::int64_t value) { return at::full({count}, value, options); }
+at::Tensor filled(std::int64_t count, const at::TensorOptions& options, std::int64_t value) {
+  return at::full({count}, value, options);
+}
 
 // `part` elements for each member, of the value that belongs to it.
 template <class F>
@@ -97,12 +99,14 @@ const std::array kOperations{
                 return Buffers{filled(count / group.size(), options, group.rank() + 1), filled(count, options, 0)};
               },
               [](const Buffers& b, const Group& group) {
-                return parts(b.input.numel(), b.output.options(), group, [](std::int64_t member) { return member + 1; });
+                return parts(b.input.numel(), b.output.options(), group,
+                             [](std::int64_t member) { return member + 1; });
               },
               [](Buffers& b, const Group& group) { return all_gather_into(b.output, b.input, group); }},
     Operation{"all_to_all", true, others,
               [](std::int64_t count, const at::TensorOptions& options, const Group& group) {
-                return Buffers{parts(count / group.size(), options, group, [&](std::int64_t to) { return from_to(group.rank(), to); }),
+                return Buffers{parts(count / group.size(), options, group,
+                                     [&](std::int64_t to) { return from_to(group.rank(), to); }),
                                filled(count, options, 0)};
               },
               [](const Buffers& b, const Group& group) {
@@ -110,10 +114,13 @@ const std::array kOperations{
                              [&](std::int64_t from) { return from_to(from, group.rank()); });
               },
               [](Buffers& b, const Group& group) { return all_to_all_into(b.output, b.input, group); }},
-    Operation{"broadcast", false, once, in_place, [](const Buffers& b, const Group&) { return at::ones_like(b.output); },
+    Operation{"broadcast", false, once, in_place,
+              [](const Buffers& b, const Group&) { return at::ones_like(b.output); },
               [](Buffers& b, const Group& group) { return broadcast_(b.output, group, 0); }},
     Operation{"reduce", false, once, in_place,
-              [](const Buffers& b, const Group& group) { return at::full_like(b.output, group.rank() == 0 ? sum_of_ranks(group) : group.rank() + 1); },
+              [](const Buffers& b, const Group& group) {
+                return at::full_like(b.output, group.rank() == 0 ? sum_of_ranks(group) : group.rank() + 1);
+              },
               [](Buffers& b, const Group& group) { return reduce_(b.output, group, 0); }},
     Operation{"gather", true, others,
               [](std::int64_t count, const at::TensorOptions& options, const Group& group) {
@@ -126,7 +133,8 @@ const std::array kOperations{
               [](Buffers& b, const Group& group) { return gather_into(b.output, b.input, group, 0); }},
     Operation{"scatter", true, others,
               [](std::int64_t count, const at::TensorOptions& options, const Group& group) {
-                return Buffers{parts(count / group.size(), options, group, [&](std::int64_t to) { return from_to(group.rank(), to); }),
+                return Buffers{parts(count / group.size(), options, group,
+                                     [&](std::int64_t to) { return from_to(group.rank(), to); }),
                                filled(count / group.size(), options, 0)};
               },
               [](const Buffers& b, const Group& group) { return at::full_like(b.output, from_to(0, group.rank())); },
@@ -150,8 +158,9 @@ const std::array kOperations{
                 recv(b.output, group, 0).wait();
                 return send(b.output, group, 0);
               }},
-    Operation{"barrier", false, [](double) { return 0.0; }, [](std::int64_t, const at::TensorOptions&, const Group&) { return Buffers(); },
-              nullptr, [](Buffers&, const Group& group) { return barrier(group); }},
+    Operation{"barrier", false, [](double) { return 0.0; },
+              [](std::int64_t, const at::TensorOptions&, const Group&) { return Buffers(); }, nullptr,
+              [](Buffers&, const Group& group) { return barrier(group); }},
 };
 
 // ---- the request ----
@@ -181,11 +190,12 @@ const auto& by_name(const Range& range, std::string_view wanted, std::string_vie
 
 c10::ScalarType dtype_by_name(std::string_view name) {
   using enum c10::ScalarType;
-  static constexpr std::array kDtypes{std::pair{std::string_view("float32"), Float}, std::pair{std::string_view("float64"), Double},
-                                      std::pair{std::string_view("float16"), Half}, std::pair{std::string_view("bfloat16"), BFloat16},
-                                      std::pair{std::string_view("int64"), Long}, std::pair{std::string_view("int32"), Int},
-                                      std::pair{std::string_view("int16"), Short}, std::pair{std::string_view("int8"), Char},
-                                      std::pair{std::string_view("uint8"), Byte}};
+  static constexpr std::array kDtypes{
+      std::pair{std::string_view("float32"), Float}, std::pair{std::string_view("float64"), Double},
+      std::pair{std::string_view("float16"), Half},  std::pair{std::string_view("bfloat16"), BFloat16},
+      std::pair{std::string_view("int64"), Long},    std::pair{std::string_view("int32"), Int},
+      std::pair{std::string_view("int16"), Short},   std::pair{std::string_view("int8"), Char},
+      std::pair{std::string_view("uint8"), Byte}};
   return by_name(kDtypes, name, "dtype", [](const auto& each) { return each.first; }).second;
 }
 
@@ -205,7 +215,8 @@ std::vector<std::int64_t> parse_sizes(const std::vector<std::string>& words) {
   std::vector<std::int64_t> sizes;
   for (const std::string_view word : words) {
     const auto colon = word.find(':');
-    const std::int64_t from = parse_size(word.substr(0, colon)), to = colon == word.npos ? from : parse_size(word.substr(colon + 1));
+    const std::int64_t from = parse_size(word.substr(0, colon)),
+                       to = colon == word.npos ? from : parse_size(word.substr(colon + 1));
     ESPALIER_CHECK_CONFIG(from <= to, "bench: sizes {}; expected the smaller one first", word);
     for (std::int64_t size = from; size <= to; size *= 4) sizes.push_back(size);
   }
@@ -250,7 +261,8 @@ struct Bench {
 
   std::vector<Buffers> buffers_of(const Operation& operation, const Contender& contender, std::int64_t bytes) const {
     std::vector<Buffers> buffers;
-    for (const Group& group : contender.groups) buffers.push_back(operation.filled(count_of(operation, group, bytes), dtype, group));
+    for (const Group& group : contender.groups)
+      buffers.push_back(operation.filled(count_of(operation, group, bytes), dtype, group));
     for (Buffers& each : buffers) {
       if (!in_host_buffers) break;
       for (at::Tensor* tensor : {&each.input, &each.output}) {
@@ -271,7 +283,8 @@ struct Bench {
     std::vector<Buffers> buffers = buffers_of(operation, contender, bytes);
     call(operation, buffers, contender.groups);
     for (std::size_t i = 0; operation.expected != nullptr && i < buffers.size(); ++i) {
-      contender.num_wrong += buffers[i].output.ne(operation.expected(buffers[i], contender.groups[i])).sum().item<std::int64_t>();
+      contender.num_wrong +=
+          buffers[i].output.ne(operation.expected(buffers[i], contender.groups[i])).sum().item<std::int64_t>();
       if (!buffers[i].input.defined()) buffers[i].output.zero_();  // sums of sums stay finite
     }
     barrier(control.group()).wait();
@@ -290,7 +303,8 @@ struct Bench {
     for (Contender& contender : contenders) {
       round(operation, contender, bytes, 3);
       const double seconds = 1e-6 * *std::ranges::min_element(contender.us);
-      calls.push_back(std::clamp(static_cast<std::int64_t>(kSecondsARound / seconds), std::int64_t{1}, kMostCallsARound));
+      calls.push_back(
+          std::clamp(static_cast<std::int64_t>(kSecondsARound / seconds), std::int64_t{1}, kMostCallsARound));
       contender.us.clear();
       contender.num_wrong = 0;
     }
@@ -315,17 +329,19 @@ double quantile(const std::vector<double>& sorted, double share) {
 
 void print_header(const Bench& bench, const std::vector<Contender>& contenders) {
   const World& world = bench.control;
-  fmt::print("{} ranks ({}) on {}; times in us, of the slowest rank; bandwidths in GB/s at the median\n", world.size(), world.launcher(),
-             world.host_of_rank().empty() ? "one host" : "several hosts");
+  fmt::print("{} ranks ({}) on {}; times in us, of the slowest rank; bandwidths in GB/s at the median\n", world.size(),
+             world.launcher(), world.host_of_rank().empty() ? "one host" : "several hosts");
   if (bench.in_host_buffers) fmt::print("tensors made by World::host_buffer, which over host save copies\n");
   if (contenders.front().groups.size() > 1) fmt::print("all groups at the same time: the times are of all together\n");
-  fmt::print("\n{:<15} {:<8} {:<10} {:>5} {:>9} {:>10} {:>9} {:>10} {:>10} {:>10} {:>10} {:>8} {:>8} {:>6}{}\n", "operation", "backend",
-             "group", "ranks", "size", "count", "dtype", "min", "median", "p99", "max", "algbw", "busbw", "wrong",
+  fmt::print("\n{:<15} {:<8} {:<10} {:>5} {:>9} {:>10} {:>9} {:>10} {:>10} {:>10} {:>10} {:>8} {:>8} {:>6}{}\n",
+             "operation", "backend", "group", "ranks", "size", "count", "dtype", "min", "median", "p99", "max", "algbw",
+             "busbw", "wrong",
              contenders.size() > 1 ? fmt::format("  / {}", to_string(contenders.front().backend)) : "");
 }
 
-nlohmann::ordered_json row(const Bench& bench, const Operation& operation, const Contender& contender, const Group& group,
-                           const std::string& family, std::string_view dtype, std::int64_t bytes, double baseline_us) {
+nlohmann::ordered_json row(const Bench& bench, const Operation& operation, const Contender& contender,
+                           const Group& group, const std::string& family, std::string_view dtype, std::int64_t bytes,
+                           double baseline_us) {
   const bool moves = operation.expected != nullptr;
   const std::int64_t count = moves ? bench.count_of(operation, group, bytes) : 0;
   const auto moved = static_cast<double>(count) * static_cast<double>(c10::elementSize(bench.dtype));
@@ -350,12 +366,14 @@ nlohmann::ordered_json row(const Bench& bench, const Operation& operation, const
 }
 
 void print_row(const nlohmann::ordered_json& row, bool compares) {
-  fmt::print("{:<15} {:<8} {:<10} {:>5} {:>9} {:>10} {:>9} {:>10.2f} {:>10.2f} {:>10.2f} {:>10.2f} {:>8.3f} {:>8.3f} {:>6}{}\n",
-             row["operation"].get<std::string>(), row["backend"].get<std::string>(), row["group"].get<std::string>(),
-             row["ranks"].get<std::int64_t>(), size_text(row["bytes"].get<std::int64_t>()), row["count"].get<std::int64_t>(),
-             row["dtype"].get<std::string>(), row["min_us"].get<double>(), row["median_us"].get<double>(), row["p99_us"].get<double>(),
-             row["max_us"].get<double>(), row["algorithm_gb_s"].get<double>(), row["bus_gb_s"].get<double>(),
-             row["wrong"].get<std::int64_t>(), compares ? fmt::format("  {:.2f}", row["time_over_first"].get<double>()) : "");
+  fmt::print(
+      "{:<15} {:<8} {:<10} {:>5} {:>9} {:>10} {:>9} {:>10.2f} {:>10.2f} {:>10.2f} {:>10.2f} {:>8.3f} {:>8.3f} {:>6}{}\n",
+      row["operation"].get<std::string>(), row["backend"].get<std::string>(), row["group"].get<std::string>(),
+      row["ranks"].get<std::int64_t>(), size_text(row["bytes"].get<std::int64_t>()), row["count"].get<std::int64_t>(),
+      row["dtype"].get<std::string>(), row["min_us"].get<double>(), row["median_us"].get<double>(),
+      row["p99_us"].get<double>(), row["max_us"].get<double>(), row["algorithm_gb_s"].get<double>(),
+      row["bus_gb_s"].get<double>(), row["wrong"].get<std::int64_t>(),
+      compares ? fmt::format("  {:.2f}", row["time_over_first"].get<double>()) : "");
   std::fflush(stdout);
 }
 
@@ -378,14 +396,17 @@ std::optional<std::int64_t> num_ranks(const BenchOptions& options) {
 // What is wrong with the request is found here, before any rank starts.
 Request checked(const BenchOptions& options) {
   constexpr std::array kMemories{std::string_view("ordinary"), std::string_view("host_buffer")};
-  Request request{.operations = {}, .backends = {backend_by_name(options.backend)}, .sizes = parse_sizes(options.sizes),
+  Request request{.operations = {},
+                  .backends = {backend_by_name(options.backend)},
+                  .sizes = parse_sizes(options.sizes),
                   .dtype = dtype_by_name(options.dtype),
                   .in_host_buffers = by_name(kMemories, options.memory, "memory", std::identity()) == "host_buffer"};
   for (const std::string& name : options.ops) {
     if (name == "all") {
       for (const Operation& each : kOperations) request.operations.push_back(&each);
     } else {
-      request.operations.push_back(&by_name(kOperations, name, "operation", [](const Operation& each) { return each.name; }));
+      request.operations.push_back(
+          &by_name(kOperations, name, "operation", [](const Operation& each) { return each.name; }));
     }
   }
   for (const std::string& name : options.against) {
@@ -393,8 +414,9 @@ Request checked(const BenchOptions& options) {
     ESPALIER_CHECK_CONFIG(std::ranges::count(request.backends, request.backends.back()) == 1,
                           "bench: backend {} twice; --against names the others", name);
   }
-  ESPALIER_CHECK_CONFIG(options.groups.empty() == options.layout.empty(),
-                        "bench: --groups names families of the --layout: give both, or neither for one group of all ranks");
+  ESPALIER_CHECK_CONFIG(
+      options.groups.empty() == options.layout.empty(),
+      "bench: --groups names families of the --layout: give both, or neither for one group of all ranks");
   ESPALIER_CHECK_CONFIG(options.rounds > 0, "bench: {} rounds; expected one or more", options.rounds);
   if (const auto ranks = num_ranks(options); ranks && !options.layout.empty()) {
     const Layout layout(Layout::parse(options.layout), *ranks);
@@ -420,7 +442,8 @@ void bench_on_rank(const BenchOptions& options, const Request& request) {
   const Bench bench{contenders.front().world, request.dtype, options.rounds, request.in_host_buffers};
   const bool prints = bench.control.rank() == 0;
   for (const Group& group : contenders.front().groups) {
-    ESPALIER_CHECK_CONFIG(group.size() > 1, "bench: group '{}' has one member, so nothing is sent; expected 2 or more", group.name());
+    ESPALIER_CHECK_CONFIG(group.size() > 1, "bench: group '{}' has one member, so nothing is sent; expected 2 or more",
+                          group.name());
   }
   if (prints && !options.json) print_header(bench, contenders);
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
@@ -431,8 +454,9 @@ void bench_on_rank(const BenchOptions& options, const Request& request) {
       for (Contender& contender : contenders) {
         num_wrong += contender.num_wrong;
         for (std::size_t i = 0; i < contender.groups.size(); ++i) {
-          rows.push_back(row(bench, *operation, contender, contender.groups[i], options.groups.empty() ? "world" : options.groups[i],
-                             options.dtype, bytes, quantile(contenders.front().us, 0.5)));
+          rows.push_back(row(bench, *operation, contender, contender.groups[i],
+                             options.groups.empty() ? "world" : options.groups[i], options.dtype, bytes,
+                             quantile(contenders.front().us, 0.5)));
           if (prints && !options.json) print_row(rows.back(), contenders.size() > 1);
         }
       }
@@ -458,18 +482,21 @@ void add_bench(CLI::App& app) {
       "link carries of it. Exit code 1 when a result was wrong. Over mpi: espalier run --backend mpi -n 4 -- espalier bench ...");
   sub->add_option("--op", options->ops, "Operations, or all")->delimiter(',')->capture_default_str();
   sub->add_option("--backend", options->backend, "host, gloo, hierarchical or mpi")->capture_default_str();
-  sub->add_option("--against", options->against, "Backends that take turns with it; their times are also given over its own")
+  sub->add_option("--against", options->against,
+                  "Backends that take turns with it; their times are also given over its own")
       ->delimiter(',');
   sub->add_option("--ranks", options->ranks, "How many ranks to start here (default: the layout's, else 2)");
   sub->add_option("--layout", options->layout, "Sizes of the axes, for --groups: data=2,tensor=2");
-  sub->add_option("--groups", options->groups, "Families whose groups communicate at the same time: data,tensor (default: all ranks)")
+  sub->add_option("--groups", options->groups,
+                  "Families whose groups communicate at the same time: data,tensor (default: all ranks)")
       ->delimiter(',');
   sub->add_option("--sizes", options->sizes, "Bytes of the larger buffer: 4KiB,1MiB, or a range by factors of 4")
       ->delimiter(',')
       ->capture_default_str();
   sub->add_option("--dtype", options->dtype, "float32, float64, float16, bfloat16, int64, int32, int16, int8, uint8")
       ->capture_default_str();
-  sub->add_option("--memory", options->memory, "ordinary, or host_buffer: tensors made by World::host_buffer")->capture_default_str();
+  sub->add_option("--memory", options->memory, "ordinary, or host_buffer: tensors made by World::host_buffer")
+      ->capture_default_str();
   sub->add_option("--rounds", options->rounds, "Turns of each backend, of about 20 ms")->capture_default_str();
   sub->add_flag("--json", options->json, "All rows as JSON");
   sub->callback([options] { run_bench(*options); });

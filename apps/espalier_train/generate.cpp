@@ -13,8 +13,8 @@
 
 namespace espalier::command {
 
-std::string generate(const PipelineModule& module, const std::string& prompt, std::int64_t num_bytes, std::int64_t context,
-                     double temperature, std::uint64_t seed) {
+std::string generate(const PipelineModule& module, const std::string& prompt, std::int64_t num_bytes,
+                     std::int64_t context, double temperature, std::uint64_t seed) {
   const Schedule schedule = forward_only().generate(module.num_stages(), 1);
   const Group& pipe = module.mesh().group("pipe");
   auto generator = at::detail::createCPUGenerator(seed);
@@ -23,7 +23,8 @@ std::string generate(const PipelineModule& module, const std::string& prompt, st
   module.train(false);
   for (std::int64_t i = 0; i < num_bytes; ++i) {
     const std::int64_t seen = std::min<std::int64_t>(std::ssize(bytes), context);
-    const at::Tensor window = at::tensor(at::ArrayRef<std::int64_t>(bytes).slice(bytes.size() - seen, seen)).unsqueeze(0);
+    const at::Tensor window =
+        at::tensor(at::ArrayRef<std::int64_t>(bytes).slice(bytes.size() - seen, seen)).unsqueeze(0);
     at::Tensor next = at::zeros({1}, at::kLong);
     const auto draw = [&](const Tensors& outputs, const Tensors&) {
       const at::Tensor logits = outputs[0][0][-1].to(at::kDouble) / temperature;

@@ -8,9 +8,9 @@
 
 namespace espalier::command {
 
-// Text after `prompt`, byte by byte: each drawn from the model's distribution at `temperature`, by a generator seeded with
-// `seed`. Collective over the world, the same on every rank.
-std::string generate(const PipelineModule& module, const std::string& prompt, std::int64_t num_bytes, std::int64_t context,
-                     double temperature, std::uint64_t seed);
+// Text after `prompt`, byte by byte: each drawn from the model's distribution at `temperature`, by a generator seeded
+// with `seed`. Collective over the world, the same on every rank.
+std::string generate(const PipelineModule& module, const std::string& prompt, std::int64_t num_bytes,
+                     std::int64_t context, double temperature, std::uint64_t seed);
 
 }  // namespace espalier::command

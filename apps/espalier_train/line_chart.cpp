@@ -26,9 +26,7 @@ struct Range {
   // Never empty, never of width zero.
   Range widened() const {
     if (!(low <= high)) return {0.0, 1.0};
-    if (low == high)
-      return {low - 0.5 * std::max(std::abs(low), 1e-9),
-              high + 0.5 * std::max(std::abs(high), 1e-9)};
+    if (low == high) return {low - 0.5 * std::max(std::abs(low), 1e-9), high + 0.5 * std::max(std::abs(high), 1e-9)};
     return *this;
   }
 };
@@ -51,12 +49,8 @@ class Plot {
   double bottom() const { return chart_.height - kBottom; }
   const Range& x() const { return x_; }
   const Range& y() const { return y_; }
-  double at_x(double x) const {
-    return kLeft + (x - x_.low) / (x_.high - x_.low) * (right() - kLeft);
-  }
-  double at_y(double y) const {
-    return bottom() - (y - y_.low) / (y_.high - y_.low) * (bottom() - kTop);
-  }
+  double at_x(double x) const { return kLeft + (x - x_.low) / (x_.high - x_.low) * (right() - kLeft); }
+  double at_y(double y) const { return bottom() - (y - y_.low) / (y_.high - y_.low) * (bottom() - kTop); }
 
  private:
   const LineChart& chart_;
@@ -90,9 +84,8 @@ std::string path(const Plot& plot, const std::vector<double>& x, const std::vect
     std::size_t end = begin;
     while (end < size && std::isfinite(y[end]) && std::floor(plot.at_x(x[end])) == column) ++end;
     std::vector<std::size_t> points{begin, end - 1};
-    const auto [lowest, highest] =
-        std::minmax_element(y.begin() + static_cast<std::ptrdiff_t>(begin),
-                            y.begin() + static_cast<std::ptrdiff_t>(end));
+    const auto [lowest, highest] = std::minmax_element(y.begin() + static_cast<std::ptrdiff_t>(begin),
+                                                       y.begin() + static_cast<std::ptrdiff_t>(end));
     points.push_back(static_cast<std::size_t>(lowest - y.begin()));
     points.push_back(static_cast<std::size_t>(highest - y.begin()));
     std::ranges::sort(points);
@@ -108,38 +101,30 @@ std::string path(const Plot& plot, const std::vector<double>& x, const std::vect
 std::vector<double> ticks(double low, double high, int count) {
   const double rough = (high - low) / std::max(count, 1);
   const double power = std::pow(10.0, std::floor(std::log10(rough)));
-  const double step = power * (rough / power <= 1.0   ? 1
-                               : rough / power <= 2.0 ? 2
-                               : rough / power <= 5.0 ? 5
-                                                      : 10);
+  const double step = power * (rough / power <= 1.0 ? 1 : rough / power <= 2.0 ? 2 : rough / power <= 5.0 ? 5 : 10);
   std::vector<double> values;
-  for (double k = std::ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k += 1.0)
-    values.push_back(k * step);
+  for (double k = std::ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k += 1.0) values.push_back(k * step);
   return values;
 }
 
 std::string line_chart_svg(const LineChart& chart) {
   const Plot plot(chart);
-  std::string svg =
-      fmt::format("<svg class=\"chart\" viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n",
-                  chart.width, chart.height, escape_html(chart.title));
+  std::string svg = fmt::format("<svg class=\"chart\" viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n",
+                                chart.width, chart.height, escape_html(chart.title));
   for (const double y : ticks(plot.y().low, plot.y().high, chart.height / 48)) {
-    svg += fmt::format("<path class=\"grid\" d=\"M{:.1f} {:.1f}H{:.1f}\"/>", kLeft, plot.at_y(y),
-                       plot.right());
-    svg += fmt::format("<text class=\"tick end\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", kLeft - 8,
-                       plot.at_y(y) + 4, tick_text(y));
+    svg += fmt::format("<path class=\"grid\" d=\"M{:.1f} {:.1f}H{:.1f}\"/>", kLeft, plot.at_y(y), plot.right());
+    svg += fmt::format("<text class=\"tick end\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", kLeft - 8, plot.at_y(y) + 4,
+                       tick_text(y));
   }
   for (const double x : ticks(plot.x().low, plot.x().high, chart.width / 70)) {
-    svg += fmt::format("<text class=\"tick middle\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n",
-                       plot.at_x(x), plot.bottom() + 17, tick_text(x));
+    svg += fmt::format("<text class=\"tick middle\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", plot.at_x(x),
+                       plot.bottom() + 17, tick_text(x));
   }
-  svg += fmt::format("<path class=\"axis\" d=\"M{:.1f} {:.1f}H{:.1f}\"/>\n", kLeft, plot.bottom(),
-                     plot.right());
-  svg += fmt::format("<text class=\"label middle\" x=\"{:.1f}\" y=\"{}\">{}</text>\n",
-                     (kLeft + plot.right()) / 2, chart.height - 6, escape_html(chart.x_label));
+  svg += fmt::format("<path class=\"axis\" d=\"M{:.1f} {:.1f}H{:.1f}\"/>\n", kLeft, plot.bottom(), plot.right());
+  svg += fmt::format("<text class=\"label middle\" x=\"{:.1f}\" y=\"{}\">{}</text>\n", (kLeft + plot.right()) / 2,
+                     chart.height - 6, escape_html(chart.x_label));
   for (const Curve& curve : chart.curves) {
-    svg += fmt::format("<path class=\"curve {}\" d=\"{}\"/>\n", curve.style,
-                       path(plot, chart.x, curve.y));
+    svg += fmt::format("<path class=\"curve {}\" d=\"{}\"/>\n", curve.style, path(plot, chart.x, curve.y));
   }
   return svg + "</svg>\n";
 }

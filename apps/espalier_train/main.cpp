@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `espalier-train`: the subcommands of `espalier` that need tensors. Outside a launcher it starts its own ranks, each of
-// which is this program again.
+// `espalier-train`: the subcommands of `espalier` that need tensors. Outside a launcher it starts its own ranks, each
+// of which is this program again.
 #include <fmt/format.h>
 
 #include <CLI/App.hpp>

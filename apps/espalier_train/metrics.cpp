@@ -22,9 +22,8 @@ constexpr std::string_view kHeader =
 
 // fmt writes the shortest text that reads back as the same double.
 std::string format(const MetricsRow& row) {
-  return fmt::format("{},{},{},{},{},{},{},{}\n", row.step, row.loss, row.grad_norm, row.lr,
-                     row.tokens_per_s, row.averaging_bytes, row.averaging_fp32_bytes,
-                     row.averaging_share);
+  return fmt::format("{},{},{},{},{},{},{},{}\n", row.step, row.loss, row.grad_norm, row.lr, row.tokens_per_s,
+                     row.averaging_bytes, row.averaging_fp32_bytes, row.averaging_share);
 }
 
 // Reads one number and the character after it.
@@ -39,9 +38,8 @@ bool take(std::string_view& text, Number& value, char after) {
 // `line` ends with a newline.
 bool parse(std::string_view line, MetricsRow& row) {
   return take(line, row.step, ',') && take(line, row.loss, ',') && take(line, row.grad_norm, ',') &&
-         take(line, row.lr, ',') && take(line, row.tokens_per_s, ',') &&
-         take(line, row.averaging_bytes, ',') && take(line, row.averaging_fp32_bytes, ',') &&
-         take(line, row.averaging_share, '\n') && line.empty();
+         take(line, row.lr, ',') && take(line, row.tokens_per_s, ',') && take(line, row.averaging_bytes, ',') &&
+         take(line, row.averaging_fp32_bytes, ',') && take(line, row.averaging_share, '\n') && line.empty();
 }
 
 }  // namespace
@@ -55,8 +53,7 @@ MetricsWriter::MetricsWriter(std::string path, std::int64_t next_step) : path_(s
   }
   write_file_atomically(path_, kept);
   fd_ = open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
-  ESPALIER_CHECK_CONFIG(fd_ >= 0, "{}: cannot open the file: {}", path_,
-                        std::system_category().message(errno));
+  ESPALIER_CHECK_CONFIG(fd_ >= 0, "{}: cannot open the file: {}", path_, std::system_category().message(errno));
 }
 
 MetricsWriter::~MetricsWriter() {
@@ -67,26 +64,22 @@ void MetricsWriter::append(const MetricsRow& row) {
   const std::string line = format(row);
   const ssize_t written = write(fd_, line.data(), line.size());
   ESPALIER_CHECK_CONFIG(written == static_cast<ssize_t>(line.size()),
-                        "{}: cannot write the row of step {}: {}; expected a disk with room", path_,
-                        row.step, std::system_category().message(written < 0 ? errno : ENOSPC));
+                        "{}: cannot write the row of step {}: {}; expected a disk with room", path_, row.step,
+                        std::system_category().message(written < 0 ? errno : ENOSPC));
 }
 
 std::vector<MetricsRow> read_metrics(const std::string& path) {
   const std::string content = read_file(path);
   std::string_view text = content;
-  ESPALIER_CHECK_CONFIG(text.starts_with(kHeader),
-                        "{}: line 1 is not '{}'; expected a metrics file of an earlier run", path,
-                        kHeader.substr(0, kHeader.size() - 1));
+  ESPALIER_CHECK_CONFIG(text.starts_with(kHeader), "{}: line 1 is not '{}'; expected a metrics file of an earlier run",
+                        path, kHeader.substr(0, kHeader.size() - 1));
   text.remove_prefix(kHeader.size());
   std::vector<MetricsRow> rows;
-  for (std::size_t end; (end = text.find('\n')) != std::string_view::npos;
-       text.remove_prefix(end + 1)) {
+  for (std::size_t end; (end = text.find('\n')) != std::string_view::npos; text.remove_prefix(end + 1)) {
     MetricsRow row;
     const std::string_view line = text.substr(0, end + 1);
-    ESPALIER_CHECK_CONFIG(
-        parse(line, row),
-        "{}: line {} is '{}'; expected eight numbers: {}", path, rows.size() + 2,
-        line.substr(0, end), kHeader.substr(0, kHeader.size() - 1));
+    ESPALIER_CHECK_CONFIG(parse(line, row), "{}: line {} is '{}'; expected eight numbers: {}", path, rows.size() + 2,
+                          line.substr(0, end), kHeader.substr(0, kHeader.size() - 1));
     rows.push_back(row);
   }
   return rows;

@@ -13,8 +13,8 @@ struct MetricsRow {
   double grad_norm = 0.0;
   double lr = 0.0;
   double tokens_per_s = 0.0;
-  // What averaging gradients or momentum over data took of rank 0: bytes sent, bytes that a ring all-reduce in fp32 sends,
-  // share of the step's time.
+  // What averaging gradients or momentum over data took of rank 0: bytes sent, bytes that a ring all-reduce in fp32
+  // sends, share of the step's time.
   std::int64_t averaging_bytes = 0;
   std::int64_t averaging_fp32_bytes = 0;
   double averaging_share = 0.0;

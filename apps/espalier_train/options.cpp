@@ -20,7 +20,8 @@ std::vector<std::int64_t> parse_cuts(const std::string& text) {
     std::int64_t value = 0;
     const auto [after, error] = std::from_chars(at, end, value);
     ESPALIER_CHECK_CONFIG(error == std::errc() && (after == end || *after == ','),
-                          "partition: '{}' is none of parameters, uniform, type:REGEX and a list of cuts such as 0,2,4", text);
+                          "partition: '{}' is none of parameters, uniform, type:REGEX and a list of cuts such as 0,2,4",
+                          text);
     cuts.push_back(value);
     at = after + 1;
   }
@@ -58,17 +59,20 @@ std::optional<std::int64_t> ModelOptions::check() const {
   check_positive("--micro-batches", micro_batches);
   check_positive("--threads", threads);
   ESPALIER_CHECK_CONFIG(recompute_every >= 0, "--recompute is {}; expected 0 or more", recompute_every);
-  ESPALIER_CHECK_CONFIG(precision == "fp32" || precision == "fp64", "--precision is '{}'; expected fp32 or fp64", precision);
+  ESPALIER_CHECK_CONFIG(precision == "fp32" || precision == "fp64", "--precision is '{}'; expected fp32 or fp64",
+                        precision);
   schedule_by_name(schedule);
   point_to_point_by_name(point_to_point);
   if (!backend.empty()) backend_by_name(backend);
   const auto specs = gpt_layers(gpt());
   const std::optional<std::int64_t> ranks = num_ranks_of(spec);
   if (!ranks) return std::nullopt;
-  ESPALIER_CHECK_CONFIG(spec.context == 1 && spec.tensor == 1 && spec.expert == 1,
-                        "layout {}: the reference GPT is trained over pipe and data; leave context, tensor and expert at 1", layout);
-  ESPALIER_CHECK_CONFIG(spec.pipe <= std::ssize(specs), "layout {}: {} stages, but the model has only {} layers; use pipe <= {}", layout,
-                        spec.pipe, specs.size(), specs.size());
+  ESPALIER_CHECK_CONFIG(
+      spec.context == 1 && spec.tensor == 1 && spec.expert == 1,
+      "layout {}: the reference GPT is trained over pipe and data; leave context, tensor and expert at 1", layout);
+  ESPALIER_CHECK_CONFIG(spec.pipe <= std::ssize(specs),
+                        "layout {}: {} stages, but the model has only {} layers; use pipe <= {}", layout, spec.pipe,
+                        specs.size(), specs.size());
   // By parameters there is always a cut, and finding it means building every layer: left to the ranks.
   if (partition != "parameters") partition_method().cut(specs, spec.pipe);
   return ranks;
@@ -123,17 +127,19 @@ std::optional<std::int64_t> TrainOptions::check() const {
   ESPALIER_CHECK_CONFIG(sample >= 0, "--sample is {}; expected 0 or more", sample);
   ESPALIER_CHECK_CONFIG(std::isfinite(lr) && lr >= 0.0, "--lr is {}; expected a finite number >= 0", lr);
   ESPALIER_CHECK_CONFIG(std::isfinite(clip) && clip >= 0.0, "--clip is {}; expected a finite number >= 0", clip);
-  ESPALIER_CHECK_CONFIG(optimizer == "adamw" || optimizer == "onebit-adam", "--optimizer is '{}'; expected adamw or onebit-adam", optimizer);
+  ESPALIER_CHECK_CONFIG(optimizer == "adamw" || optimizer == "onebit-adam",
+                        "--optimizer is '{}'; expected adamw or onebit-adam", optimizer);
   check_positive("--freeze-step", freeze_step);
   ESPALIER_CHECK_CONFIG(!resume || !out.empty(), "--resume needs --out, the folder of the run to go on with");
   const auto ranks = model.check();
   const std::int64_t data = model.layout_spec().data;
   if (data != kRest) {
-    ESPALIER_CHECK_CONFIG(batch % (data * model.micro_batches) == 0,
-                          "--batch {} does not divide into data {} x {} micro-batches = {} pieces; the nearest multiples are {} and {}",
-                          batch, data, model.micro_batches, data * model.micro_batches,
-                          std::max<std::int64_t>(batch / (data * model.micro_batches), 1) * data * model.micro_batches,
-                          (batch / (data * model.micro_batches) + 1) * data * model.micro_batches);
+    ESPALIER_CHECK_CONFIG(
+        batch % (data * model.micro_batches) == 0,
+        "--batch {} does not divide into data {} x {} micro-batches = {} pieces; the nearest multiples are {} and {}",
+        batch, data, model.micro_batches, data * model.micro_batches,
+        std::max<std::int64_t>(batch / (data * model.micro_batches), 1) * data * model.micro_batches,
+        (batch / (data * model.micro_batches) + 1) * data * model.micro_batches);
   }
   return ranks;
 }
@@ -141,7 +147,8 @@ std::optional<std::int64_t> TrainOptions::check() const {
 OptimizerFactory TrainOptions::optimizer_factory() const {
   constexpr double kBeta2 = 0.95, kWeightDecay = 0.1;
   if (optimizer == "adamw") return adamw({.beta2 = kBeta2, .weight_decay = kWeightDecay});
-  return onebit_adam({.beta2 = kBeta2, .weight_decay = kWeightDecay, .freeze_step = freeze_step, .momentum_mask = gpt_momentum_mask});
+  return onebit_adam(
+      {.beta2 = kBeta2, .weight_decay = kWeightDecay, .freeze_step = freeze_step, .momentum_mask = gpt_momentum_mask});
 }
 
 }  // namespace espalier::command

@@ -53,7 +53,7 @@ struct TrainOptions {
   double clip = 1.0;
   std::string optimizer = "adamw";
   std::int64_t freeze_step = 100;  // of onebit-adam
-  std::string out;  // empty: nothing is written
+  std::string out;                 // empty: nothing is written
   std::int64_t save_every = 50;
   bool resume = false;
   std::int64_t sample = 200;  // bytes of text at the end

@@ -26,9 +26,10 @@ void Progress::show(const Step& at) {
   const Clock::duration pause = overwrites_ ? Clock::duration(kOverwriteEvery) : Clock::duration(kPlainLineEvery);
   if (!last && !first_ && now - shown_ < pause) return;
   const auto done = static_cast<double>(at.step + 1 - first_step_);
-  const double seconds_left = std::chrono::duration<double>(now - begin_).count() / done * static_cast<double>(num_steps_ - at.step - 1);
-  fmt::print("{}step {:>{}}/{}  loss {:.4f}  {:.0f} tokens/s  {:.0f} s left\n", overwrites_ && !first_ ? kLineUp : "", at.step + 1,
-             fmt::formatted_size("{}", num_steps_), num_steps_, at.loss, at.tokens_per_s, seconds_left);
+  const double seconds_left =
+      std::chrono::duration<double>(now - begin_).count() / done * static_cast<double>(num_steps_ - at.step - 1);
+  fmt::print("{}step {:>{}}/{}  loss {:.4f}  {:.0f} tokens/s  {:.0f} s left\n", overwrites_ && !first_ ? kLineUp : "",
+             at.step + 1, fmt::formatted_size("{}", num_steps_), num_steps_, at.loss, at.tokens_per_s, seconds_left);
   std::fflush(stdout);
   first_ = false;
   shown_ = now;

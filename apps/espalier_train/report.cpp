@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::size_t kSmoothSteps = 20;
 
-std::vector<double> column(const std::vector<MetricsRow>& rows, double MetricsRow::*field) {
+std::vector<double> column(const std::vector<MetricsRow>& rows, double MetricsRow::* field) {
   std::vector<double> values;
   for (const MetricsRow& row : rows) values.push_back(row.*field);
   return values;
@@ -35,8 +35,7 @@ std::vector<double> smoothed(std::span<const double> values) {
   std::vector<double> means;
   for (std::size_t i = 0; i < values.size(); ++i) {
     const std::size_t first = i > kSmoothSteps / 2 ? i - kSmoothSteps / 2 : 0;
-    means.push_back(
-        mean(values.subspan(first, std::min(i + kSmoothSteps / 2, values.size()) - first)));
+    means.push_back(mean(values.subspan(first, std::min(i + kSmoothSteps / 2, values.size()) - first)));
   }
   return means;
 }
@@ -62,14 +61,12 @@ std::string duration(double seconds) {
 
 std::string layout_text(const Report& report) {
   std::string text;
-  for (const auto& [name, size] : report.axes)
-    text += fmt::format("{}{}={}", text.empty() ? "" : ", ", name, size);
+  for (const auto& [name, size] : report.axes) text += fmt::format("{}{}={}", text.empty() ? "" : ", ", name, size);
   return text;
 }
 
 std::string tile(std::string_view name, std::string_view value, std::string_view note = "") {
-  return fmt::format("<div><dt>{}</dt><dd>{} <small>{}</small></dd></div>\n", name, value,
-                     escape_html(note));
+  return fmt::format("<div><dt>{}</dt><dd>{} <small>{}</small></dd></div>\n", name, value, escape_html(note));
 }
 
 std::string tiles(const Report& report) {
@@ -77,15 +74,12 @@ std::string tiles(const Report& report) {
   if (!report.metrics.empty()) {
     html += tile("Loss", fmt::format("{:.3f}", final_loss(report.metrics)),
                  fmt::format("from {:.3f}", report.metrics.front().loss));
-    html += tile("Tokens per second",
-                 grouped(std::llround(median(column(report.metrics, &MetricsRow::tokens_per_s)))),
+    html += tile("Tokens per second", grouped(std::llround(median(column(report.metrics, &MetricsRow::tokens_per_s)))),
                  "median");
-    html += tile("Steps", grouped(report.metrics.back().step + 1),
-                 "in " + duration(report.total_seconds));
+    html += tile("Steps", grouped(report.metrics.back().step + 1), "in " + duration(report.total_seconds));
   }
   if (!report.places.empty())
-    html += tile("Ranks", grouped(static_cast<std::int64_t>(report.places.size())),
-                 layout_text(report));
+    html += tile("Ranks", grouped(static_cast<std::int64_t>(report.places.size())), layout_text(report));
   return html + "</dl>\n";
 }
 
@@ -123,35 +117,32 @@ std::string curves(const Report& report) {
       "class=\"smooth\">mean of {} "
       "steps</span></p>\n{}{}</section>\n",
       kSmoothSteps,
-      line_chart_svg(
-          {.title = fmt::format("Loss over steps: from {:.3f} to {:.3f} (mean of {} steps)",
-                                loss.front(), final_loss(rows), kSmoothSteps),
-           .x_label = "step",
-           .x = steps,
-           .curves = {{"each step", "raw", loss}, {"mean", "smooth", smooth}},
-           .width = 900,
-           .height = 320}),
+      line_chart_svg({.title = fmt::format("Loss over steps: from {:.3f} to {:.3f} (mean of {} steps)", loss.front(),
+                                           final_loss(rows), kSmoothSteps),
+                      .x_label = "step",
+                      .x = steps,
+                      .curves = {{"each step", "raw", loss}, {"mean", "smooth", smooth}},
+                      .width = 900,
+                      .height = 320}),
       steps_table(rows, smooth));
   html += "<div class=\"three\">\n";
   struct Small {
     std::string_view title;
     std::string_view style;
-    double MetricsRow::*field;
+    double MetricsRow::* field;
   };
   for (const auto& [title, style, field] :
-       {Small{"Gradient norm", "norm", &MetricsRow::grad_norm},
-        Small{"Learning rate", "rate", &MetricsRow::lr},
+       {Small{"Gradient norm", "norm", &MetricsRow::grad_norm}, Small{"Learning rate", "rate", &MetricsRow::lr},
         Small{"Tokens per second", "speed", &MetricsRow::tokens_per_s}}) {
     const auto values = column(rows, field);
-    html +=
-        fmt::format("<section><h2>{}</h2>\n{}</section>\n", title,
-                    line_chart_svg({.title = fmt::format("{} over steps: from {:.4g} to {:.4g}",
-                                                         title, values.front(), values.back()),
-                                    .x_label = "step",
-                                    .x = steps,
-                                    .curves = {{std::string(title), std::string(style), values}},
-                                    .width = 300,
-                                    .height = 200}));
+    html += fmt::format("<section><h2>{}</h2>\n{}</section>\n", title,
+                        line_chart_svg({.title = fmt::format("{} over steps: from {:.4g} to {:.4g}", title,
+                                                             values.front(), values.back()),
+                                        .x_label = "step",
+                                        .x = steps,
+                                        .curves = {{std::string(title), std::string(style), values}},
+                                        .width = 300,
+                                        .height = 200}));
   }
   return html + "</div>\n";
 }
@@ -171,8 +162,7 @@ std::string averaging_row(std::string_view name, const AveragingRow& row) {
       "class=\"number\">{}</td><td class=\"number\">{}</td><td class=\"number\">{:.1f} %</td></tr>\n",
       name, grouped(row.steps), grouped(row.bytes), grouped(row.fp32_bytes),
       row.bytes == 0 ? "none"
-                     : fmt::format("{:.1f}", static_cast<double>(row.fp32_bytes) /
-                                                 static_cast<double>(row.bytes)),
+                     : fmt::format("{:.1f}", static_cast<double>(row.fp32_bytes) / static_cast<double>(row.bytes)),
       100.0 * median(row.shares));
 }
 
@@ -182,8 +172,7 @@ std::string averaging(const Report& report) {
   AveragingRow all;
   for (const MetricsRow& step : report.metrics) {
     const auto same = [&](const AveragingRow& row) {
-      return row.bytes == row.steps * step.averaging_bytes &&
-             row.fp32_bytes == row.steps * step.averaging_fp32_bytes;
+      return row.bytes == row.steps * step.averaging_bytes && row.fp32_bytes == row.steps * step.averaging_fp32_bytes;
     };
     auto row = std::ranges::find_if(rows, same);
     if (row == rows.end()) row = rows.insert(row, AveragingRow{.first_step = step.step});
@@ -202,8 +191,7 @@ std::string averaging(const Report& report) {
       "class=\"number\">Sent</th><th scope=\"col\" class=\"number\">In fp32</th><th scope=\"col\" "
       "class=\"number\">Ratio</th><th scope=\"col\" class=\"number\">Share of time, "
       "median</th></tr></thead><tbody>\n";
-  for (const AveragingRow& row : rows)
-    html += averaging_row(fmt::format("from step {}", row.first_step), row);
+  for (const AveragingRow& row : rows) html += averaging_row(fmt::format("from step {}", row.first_step), row);
   if (rows.size() > 1) html += averaging_row("all", all);
   return html + "</tbody></table></div></section>\n";
 }
@@ -220,8 +208,7 @@ std::string rank_map(const Report& report) {
   std::string html =
       "<div class=\"wide\"><table class=\"map\"><caption>Ranks by stage and data "
       "rank</caption><thead><tr><td></td>";
-  for (std::int64_t d = 0; d < num_data; ++d)
-    html += fmt::format("<th scope=\"col\">data {}</th>", d);
+  for (std::int64_t d = 0; d < num_data; ++d) html += fmt::format("<th scope=\"col\">data {}</th>", d);
   html += "</tr></thead><tbody>\n";
   for (auto& [stage, cells] : ranks) {
     html += fmt::format("<tr><th scope=\"row\">stage {}</th>", stage);
@@ -252,10 +239,8 @@ std::string stage_table(const Report& report) {
 
 std::string layout(const Report& report) {
   if (report.axes.empty()) return "";
-  return fmt::format("<section><h2>Layout: {}</h2>\n{}{}</section>\n",
-                     escape_html(layout_text(report)),
-                     report.places.empty() ? "" : rank_map(report),
-                     report.stages.empty() ? "" : stage_table(report));
+  return fmt::format("<section><h2>Layout: {}</h2>\n{}{}</section>\n", escape_html(layout_text(report)),
+                     report.places.empty() ? "" : rank_map(report), report.stages.empty() ? "" : stage_table(report));
 }
 
 // An <svg> element of a file of its own, as a part of a page: the name space goes without saying
@@ -266,24 +251,22 @@ std::string schedule(const Report& report) {
   if (begin == std::string::npos) return "";
   svg.erase(0, begin);
   constexpr std::string_view kNamespace = " xmlns=\"http://www.w3.org/2000/svg\"";
-  if (const std::size_t at = svg.find(kNamespace); at != std::string::npos)
-    svg.erase(at, kNamespace.size());
+  if (const std::size_t at = svg.find(kNamespace); at != std::string::npos) svg.erase(at, kNamespace.size());
   return fmt::format("<section><h2>Schedule: {}</h2>\n<div class=\"picture\">{}</div></section>\n",
                      escape_html(report.schedule_name), svg);
 }
 
 std::string sample(const Report& report) {
   if (report.prompt.empty() && report.sample.empty()) return "";
-  return fmt::format("<section><h2>What it writes</h2>\n<pre><b>{}</b>{}</pre></section>\n",
-                     escape_html(report.prompt), escape_html(report.sample));
+  return fmt::format("<section><h2>What it writes</h2>\n<pre><b>{}</b>{}</pre></section>\n", escape_html(report.prompt),
+                     escape_html(report.sample));
 }
 
 std::string settings(const Report& report) {
   if (report.settings.empty()) return "";
   std::string html = "<section><h2>Settings</h2>\n<dl class=\"settings\">\n";
   for (const auto& [name, value] : report.settings)
-    html +=
-        fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", escape_html(name), escape_html(value));
+    html += fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", escape_html(name), escape_html(value));
   return html + "</dl></section>\n";
 }
 
@@ -298,8 +281,7 @@ std::string render_report(const Report& report) {
              escape_html(report.title), kReportStyle,
              escape_html(report.axes.empty()
                              ? report.made_with
-                             : fmt::format("Trained over {} with {}", layout_text(report),
-                                           report.made_with))) +
+                             : fmt::format("Trained over {} with {}", layout_text(report), report.made_with))) +
          tiles(report) + curves(report) + averaging(report) + layout(report) + schedule(report) + sample(report) +
          settings(report) +
          "<footer>Every row of the curves is in metrics.csv beside this "

@@ -5,7 +5,8 @@
 
 namespace espalier::command {
 
-// The page's style sheet. Colours are named once for each scheme; text on its ground has a contrast of at least 4.5 : 1.
+// The page's style sheet. Colours are named once for each scheme; text on its ground has a contrast of at least 4.5 :
+// 1.
 inline constexpr std::string_view kReportStyle = R"(
 :root { color-scheme: light dark; --ground: #f6f7f4; --card: #ffffff; --ink: #1c2420; --soft: #5a665f; --line: #dfe4df;
   --leaf: #1f7a4d; --leaf-soft: #8fc3a8; --sky: #2563a8; --clay: #a8501f; --tint: #e8f2ec; }

@@ -33,8 +33,10 @@ std::vector<std::string> own_command_line() {
 void run_as_ranks(std::string_view command, std::optional<std::int64_t> num_ranks, const std::function<void()>& rank) {
   const RankEnvironment found = discover_ranks(process_variables());
   const bool alone = found.launcher == Launcher::alone;
-  ESPALIER_CHECK_CONFIG(num_ranks || !alone, "layout: '=rest' needs a launcher that says how many ranks there are, such as "
-                                             "espalier run -n 4 -- espalier {} ...; or give every size", command);
+  ESPALIER_CHECK_CONFIG(num_ranks || !alone,
+                        "layout: '=rest' needs a launcher that says how many ranks there are, such as "
+                        "espalier run -n 4 -- espalier {} ...; or give every size",
+                        command);
   if (!alone || num_ranks == 1) return rank();
   LaunchOptions options;
   options.command = own_command_line();
@@ -49,7 +51,8 @@ std::optional<std::int64_t> num_ranks_of(const LayoutSpec& spec) {
   std::int64_t product = 1;
   for (const std::int64_t size : {spec.pipe, spec.data, spec.context, spec.tensor}) {
     if (size == kRest) return std::nullopt;
-    ESPALIER_CHECK_CONFIG(!__builtin_mul_overflow(product, size, &product), "layout: its sizes multiply to more than 2^63 ranks; choose smaller ones");
+    ESPALIER_CHECK_CONFIG(!__builtin_mul_overflow(product, size, &product),
+                          "layout: its sizes multiply to more than 2^63 ranks; choose smaller ones");
   }
   return product;
 }

@@ -36,13 +36,28 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 
 nlohmann::json describe(const TrainOptions& options, const Mesh& mesh) {
   const ModelOptions& model = options.model;
-  return {{"layout", mesh.layout().to_string()}, {"text", options.text}, {"layers", model.layers}, {"hidden", model.hidden},
-          {"heads", model.heads}, {"context", model.context}, {"batch", options.batch}, {"micro_batches", model.micro_batches},
-          {"steps", options.steps}, {"lr", options.lr}, {"warmup", options.warmup}, {"clip", options.clip},
-          {"optimizer", options.optimizer}, {"freeze_step", options.freeze_step},
-          {"schedule", model.schedule}, {"partition", model.partition}, {"precision", model.precision},
-          {"recompute", model.recompute_every}, {"p2p", model.point_to_point}, {"backend", std::string(to_string(mesh.world().backend()))},
-          {"seed", model.seed}, {"threads", model.threads}};
+  return {{"layout", mesh.layout().to_string()},
+          {"text", options.text},
+          {"layers", model.layers},
+          {"hidden", model.hidden},
+          {"heads", model.heads},
+          {"context", model.context},
+          {"batch", options.batch},
+          {"micro_batches", model.micro_batches},
+          {"steps", options.steps},
+          {"lr", options.lr},
+          {"warmup", options.warmup},
+          {"clip", options.clip},
+          {"optimizer", options.optimizer},
+          {"freeze_step", options.freeze_step},
+          {"schedule", model.schedule},
+          {"partition", model.partition},
+          {"precision", model.precision},
+          {"recompute", model.recompute_every},
+          {"p2p", model.point_to_point},
+          {"backend", std::string(to_string(mesh.world().backend()))},
+          {"seed", model.seed},
+          {"threads", model.threads}};
 }
 
 // The output folder of rank 0: metrics, configuration, report. Does nothing on other ranks or without --out.
@@ -61,7 +76,8 @@ class Output {
     if (metrics_) metrics_->append(row);
   }
 
-  void write_report(const Engine& engine, double seconds, const std::string& prompt, const std::string& sample, std::int64_t parameters) {
+  void write_report(const Engine& engine, double seconds, const std::string& prompt, const std::string& sample,
+                    std::int64_t parameters) {
     if (!metrics_) return;
     const PipelineModule& module = engine.module();
     Report report;
@@ -82,11 +98,13 @@ class Output {
     for (std::int64_t rank = 0; rank < mesh_.world().size(); ++rank) {
       report.places.push_back({rank, mesh_.layout().coordinate("pipe", rank), mesh_.layout().coordinate("data", rank)});
     }
-    const Schedule schedule = schedule_by_name(options_.model.schedule).generate(module.num_stages(), options_.model.micro_batches);
+    const Schedule schedule =
+        schedule_by_name(options_.model.schedule).generate(module.num_stages(), options_.model.micro_batches);
     report.schedule_name = schedule.name;
     report.schedule_svg = render_svg(simulate(schedule, {}), schedule.name);
     const auto settings = describe(options_, mesh_);
-    for (const auto& [name, value] : settings.items()) report.settings.push_back({name, value.is_string() ? value.get<std::string>() : value.dump()});
+    for (const auto& [name, value] : settings.items())
+      report.settings.push_back({name, value.is_string() ? value.get<std::string>() : value.dump()});
     report.prompt = prompt;
     report.sample = sample;
     write_file_atomically(path("report.html"), render_report(report));
@@ -135,7 +153,8 @@ void train(const TrainOptions& options) {
   Progress progress(speaks, options.steps, engine.step());
   if (speaks) {
     fmt::print("{} parameters, {}, {} over {}, {} bytes of text\n", parameters, mesh.layout().to_string(),
-               world.size() == 1 ? "one rank" : fmt::format("{} ranks", world.size()), to_string(world.backend()), text.num_bytes());
+               world.size() == 1 ? "one rank" : fmt::format("{} ranks", world.size()), to_string(world.backend()),
+               text.num_bytes());
   }
   const std::int64_t data_rank = mesh.coordinate("data");
   const auto begin = Clock::now();
@@ -163,11 +182,13 @@ void train(const TrainOptions& options) {
   }
 
   if (speaks && world.size() > 1) {
-    fmt::print("\n{:.1f} s, of which rank 0 waited {:.1f} s for other ranks\n", seconds_since(begin), world.wait_seconds() - waited_before);
+    fmt::print("\n{:.1f} s, of which rank 0 waited {:.1f} s for other ranks\n", seconds_since(begin),
+               world.wait_seconds() - waited_before);
   }
 
   const std::string prompt = "\n";
-  const std::string sample = generate(module, prompt, options.sample, model.context, 0.8, derive_seed(model.seed, "sample"));
+  const std::string sample =
+      generate(module, prompt, options.sample, model.context, 0.8, derive_seed(model.seed, "sample"));
   if (speaks && !sample.empty()) fmt::print("\n{}\n", readable(sample));
   together(world.group(), [&] { output->write_report(engine, seconds_since(begin), prompt, sample, parameters); });
   if (speaks && !options.out.empty()) fmt::print("\nreport: {}\n", output->path("report.html"));

@@ -60,8 +60,7 @@ std::int64_t differs(const Group& group, const RankSet& planned, const World& wo
   all_reduce_(sum, group).wait();
   at::Tensor source = at::full({1}, world.rank(), at::kLong);
   broadcast_(source, group, group.group_rank(planned.first()).value_or(0)).wait();
-  const bool as_planned =
-      sum.equal(expected) && source.equal(at::full({1}, planned.first(), at::kLong));
+  const bool as_planned = sum.equal(expected) && source.equal(at::full({1}, planned.first(), at::kLong));
   return as_planned ? 0 : 1;
 }
 
@@ -95,7 +94,8 @@ bool print_comparison(const World& world, const GroupSet& groups, const at::Tens
     for (std::int64_t index = 0; index < plan.size(); ++index) {
       const PlannedGroup group = plan.group(index);
       if (count[index] == 0 || !group.name.starts_with(family + "[")) continue;
-      different.push_back(fmt::format("{} {} on {}", group.name, group.ranks.to_string(), counted(count[index], "rank", "ranks")));
+      different.push_back(
+          fmt::format("{} {} on {}", group.name, group.ranks.to_string(), counted(count[index], "rank", "ranks")));
     }
     num_different += static_cast<std::int64_t>(different.size());
     fmt::print("{:<18}{:>7}  {}\n", family, plan.size(family),
@@ -139,22 +139,25 @@ void verify_groups(const GroupsOptions& options) {
   const std::optional<std::int64_t> num_ranks = asked_ranks(options);
   const auto ranks = launched ? std::optional(found.world_size.value) : num_ranks;
   ESPALIER_CHECK_CONFIG(ranks.has_value(), "verify-groups: the number of ranks is not known; add --world N");
-  ESPALIER_CHECK_CONFIG(launched || *ranks <= kMostRanks,
-                        "verify-groups: {} ranks on this host; expected at most {}: start it with a launcher on several",
-                        *ranks, kMostRanks);
+  ESPALIER_CHECK_CONFIG(
+      launched || *ranks <= kMostRanks,
+      "verify-groups: {} ranks on this host; expected at most {}: start it with a launcher on several", *ranks,
+      kMostRanks);
   options.planned(*ranks);  // what is wrong with the request is said before any rank starts
   const WorldOptions world_options = options.world();
 
   bool as_planned = true;
   if (launched || options.as == "processes") {
-    run_as_ranks("verify-groups", ranks, [&] {
-      as_planned = verify_on_rank(World::from_environment(world_options), options);
-    });
+    run_as_ranks("verify-groups", ranks,
+                 [&] { as_planned = verify_on_rank(World::from_environment(world_options), options); });
   } else {
-    run_ranks(*ranks, [&](World& world) {
-      const bool mine = verify_on_rank(world, options);
-      if (world.rank() == 0) as_planned = mine;
-    }, world_options);
+    run_ranks(
+        *ranks,
+        [&](World& world) {
+          const bool mine = verify_on_rank(world, options);
+          if (world.rank() == 0) as_planned = mine;
+        },
+        world_options);
   }
   if (!as_planned) throw CLI::RuntimeError(kNotAsPlanned);
 }
@@ -163,7 +166,8 @@ void verify_groups(const GroupsOptions& options) {
 
 void add_verify_groups(CLI::App& app) {
   const auto options = std::make_shared<GroupsOptions>();
-  CLI::App* sub = app.add_subcommand("verify-groups", "Make every group of a layout and compare what it reduces with the plan");
+  CLI::App* sub =
+      app.add_subcommand("verify-groups", "Make every group of a layout and compare what it reduces with the plan");
   sub->add_option("--layout", options->layout, "Sizes of the axes: pipe=2,data=2,tensor=2");
   sub->add_option("--plan", options->plan, "A named plan instead of a layout; espalier layout --help lists them");
   sub->add_option("settings", options->settings, "With --plan: key=value...");

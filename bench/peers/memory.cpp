@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the memory itself takes: two threads read two vectors of 64 MiB in shared memory and write the mean to both, each its
-// half. No all-reduce between two ranks moves less.
+// What the memory itself takes: two threads read two vectors of 64 MiB in shared memory and write the mean to both,
+// each its half. No all-reduce between two ranks moves less.
 //   g++ -std=c++20 -O3 -march=native -pthread memory.cpp && ./a.out
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plain MPI, blocking calls on a program's own memory: median microseconds of an in-place all-reduce of float32 for each size, and
-// of a 1 KiB ping-pong, the slowest rank's. To compare `espalier bench` with; no part of the build:
+// Plain MPI, blocking calls on a program's own memory: median microseconds of an in-place all-reduce of float32 for
+// each size, and of a 1 KiB ping-pong, the slowest rank's. To compare `espalier bench` with; no part of the build:
 //   mpicxx -O2 bench/peers/mpi.cpp -o mpi_peer && mpirun -n 2 ./mpi_peer
 #include <mpi.h>
 

@@ -31,7 +31,9 @@ class GatherPartsBackward : public Node {
     for (std::int64_t p = 0; p < group.size(); ++p) longest = std::max(longest, elems(p));
     const at::Tensor rows = at::zeros({group.size(), longest}, options);
     for (std::int64_t p = 0; p < group.size() && gradients[0].defined(); ++p) {
-      rows.select(0, p).narrow(0, 0, elems(p)).copy_(gradients[0].narrow(0, cuts[static_cast<std::size_t>(p)], elems(p)));
+      rows.select(0, p)
+          .narrow(0, 0, elems(p))
+          .copy_(gradients[0].narrow(0, cuts[static_cast<std::size_t>(p)], elems(p)));
     }
     at::Tensor mine = at::empty({longest}, options);
     reduce_scatter_into(mine, rows, group).wait();

@@ -16,8 +16,7 @@
 namespace espalier {
 namespace {
 
-constexpr std::size_t kMaxWriteBytes = std::size_t{1}
-                                       << 30;  // Linux moves at most 2 GiB in one call
+constexpr std::size_t kMaxWriteBytes = std::size_t{1} << 30;  // Linux moves at most 2 GiB in one call
 
 std::string folder_of(const std::string& path) {
   const auto folder = std::filesystem::path(path).parent_path().string();
@@ -48,8 +47,8 @@ void AtomicFile::append(const void* data, std::size_t num_bytes) {
 
 void AtomicFile::overwrite(std::int64_t offset, std::string_view text) {
   ESPALIER_CHECK(offset >= 0 && offset + static_cast<std::int64_t>(text.size()) <= size_,
-                 "overwriting bytes {} to {} of a file of {}", offset,
-                 offset + static_cast<std::int64_t>(text.size()), size_);
+                 "overwriting bytes {} to {} of a file of {}", offset, offset + static_cast<std::int64_t>(text.size()),
+                 size_);
   write_at(offset, text.data(), text.size());
 }
 
@@ -81,10 +80,10 @@ void AtomicFile::write_at(std::int64_t offset, const void* data, std::size_t num
 }
 
 void AtomicFile::fail(std::string_view action, int error) const {
-  throw ConfigError(fmt::format(
-      "{}: cannot {} the file: {}; expected a writable folder with room; an older file of "
-      "this name is untouched",
-      path_, action, std::system_category().message(error)));
+  throw ConfigError(
+      fmt::format("{}: cannot {} the file: {}; expected a writable folder with room; an older file of "
+                  "this name is untouched",
+                  path_, action, std::system_category().message(error)));
 }
 
 void write_file_atomically(const std::string& path, std::string_view text) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Digests first: one all-gather of two numbers. Texts travel only when something is wrong, and then to everybody, so that
-// all ranks say the same.
+// Digests first: one all-gather of two numbers. Texts travel only when something is wrong, and then to everybody, so
+// that all ranks say the same.
 #include "espalier/comm/agreement.hpp"
 
 #include <ATen/ops/empty.h>
@@ -103,9 +103,10 @@ void agree(const Group& group, std::string_view subject, std::span<const std::st
     for (const auto& [entry, ranks] : ranks_of) {
       sides.push_back(fmt::format("{} on rank{} {}", entry, ranks.size() == 1 ? "" : "s", fmt::join(ranks, ",")));
     }
-    throw ConfigError(fmt::format("{}: the ranks of group '{}' differ, first in entry {}: {}; start all ranks with the same "
-                                  "arguments",
-                                  subject, group.name(), i + 1, fmt::join(sides, "; ")));
+    throw ConfigError(
+        fmt::format("{}: the ranks of group '{}' differ, first in entry {}: {}; start all ranks with the same "
+                    "arguments",
+                    subject, group.name(), i + 1, fmt::join(sides, "; ")));
   }
 }
 

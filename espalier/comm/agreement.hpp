@@ -11,9 +11,9 @@
 namespace espalier {
 
 // Checks that all members come with the same list of entries ("pipe=2", "group data [0,2]", ...). One small exchange of
-// digests; only when they differ a second one of the texts. All members must call; blocks. When they differ every member
-// throws the same ConfigError: subject, the first differing entry, and which ranks have which. CommError names the members
-// that do not come within the group's time-out.
+// digests; only when they differ a second one of the texts. All members must call; blocks. When they differ every
+// member throws the same ConfigError: subject, the first differing entry, and which ranks have which. CommError names
+// the members that do not come within the group's time-out.
 void agree(const Group& group, std::string_view subject, std::span<const std::string> entries);
 
 // Makes a trouble that only some ranks can see everybody's: when any member passes an error text, all throw the

@@ -31,8 +31,8 @@ struct C10dGroup {
   // With a store, and a backend for CPU tensors, as init_process_group("cpu:gloo,cuda:nccl") makes it.
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
 
-  // For groups of some of the ranks, and duplicates. Not needed over Gloo, whose groups are made like the program's, over
-  // the same devices. Other backends need it, since a c10d group cannot be split by the members of the part alone.
+  // For groups of some of the ranks, and duplicates. Not needed over Gloo, whose groups are made like the program's,
+  // over the same devices. Other backends need it, since a c10d group cannot be split by the members of the part alone.
   MakeC10dBackend make_backend = nullptr;
 };
 
@@ -40,20 +40,21 @@ struct C10dGroup {
 // CommError names the missing ones. Reductions and everything else of all ranks then run over the program's own group,
 // whose ranks are the world's, and which the program may go on using as long as all ranks use both in the same order.
 // Its own time-outs stay in force beside the world's. Closing the world leaves it open; a world that fails breaks it
-// (Gloo) or aborts it, which ends what is pending on it. ConfigError: the process group is null, has no store or no backend
-// for CPU tensors, or WorldOptions::backend asks for another than c10d.
+// (Gloo) or aborts it, which ends what is pending on it. ConfigError: the process group is null, has no store or no
+// backend for CPU tensors, or WorldOptions::backend asks for another than c10d.
 
-// A world of `size` ranks of which each calls this, and which meet at a store of c10d that nobody else uses below the prefix
-// "espalier": over host when they share one, else gloo, or what `options` asks for (not mpi). Blocks until all are there;
-// CommError names the missing ones.
+// A world of `size` ranks of which each calls this, and which meet at a store of c10d that nobody else uses below the
+// prefix "espalier": over host when they share one, else gloo, or what `options` asks for (not mpi). Blocks until all
+// are there; CommError names the missing ones.
 World world_at(const c10::intrusive_ptr<c10d::Store>& store, std::int64_t rank, std::int64_t size,
                const WorldOptions& options = {});
 
-// The group as a backend of c10d, to be registered with a ProcessGroup for CPU tensors (setBackend, as BackendType::CUSTOM).
-// It keeps the group and its world; its end blocks for works whose futures were asked for. It has all operations of c10d but
-// those on sparse tensors, receiving from any source, splitting, merging and shrinking: ConfigError says so. (A reduce is an
-// all-reduce that the root takes, gather and scatter are all-to-alls.) Works complete inside wait() and isCompleted(), or,
-// once getFuture() was called, on a thread of the backend. Deadlines are the group's unless c10d gives one.
+// The group as a backend of c10d, to be registered with a ProcessGroup for CPU tensors (setBackend, as
+// BackendType::CUSTOM). It keeps the group and its world; its end blocks for works whose futures were asked for. It has
+// all operations of c10d but those on sparse tensors, receiving from any source, splitting, merging and shrinking:
+// ConfigError says so. (A reduce is an all-reduce that the root takes, gather and scatter are all-to-alls.) Works
+// complete inside wait() and isCompleted(), or, once getFuture() was called, on a thread of the backend. Deadlines are
+// the group's unless c10d gives one.
 c10::intrusive_ptr<c10d::Backend> as_c10d_backend(const Group& group);
 
 }  // namespace espalier

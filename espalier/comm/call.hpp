@@ -12,7 +12,19 @@
 namespace espalier::detail {
 
 enum class CallKind : std::uint8_t {
-  none, all_reduce, reduce, broadcast, all_gather, all_gather_v, gather, scatter, reduce_scatter, all_to_all, barrier, send, recv,
+  none,
+  all_reduce,
+  reduce,
+  broadcast,
+  all_gather,
+  all_gather_v,
+  gather,
+  scatter,
+  reduce_scatter,
+  all_to_all,
+  barrier,
+  send,
+  recv,
 };
 
 // What all members of a group must agree on. `count` is in elements, or kAnyCount where members may differ.

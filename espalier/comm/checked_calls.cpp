@@ -96,7 +96,9 @@ class CheckedCommunicator final : public Communicator {
 
   static Call call_of(const at::Tensor& all, std::int64_t member) {
     Call call;
-    std::memcpy(&call, static_cast<const char*>(all.const_data_ptr()) + member * static_cast<std::int64_t>(sizeof(Call)), sizeof(Call));
+    std::memcpy(&call,
+                static_cast<const char*>(all.const_data_ptr()) + member * static_cast<std::int64_t>(sizeof(Call)),
+                sizeof(Call));
     return call;
   }
 
@@ -104,7 +106,8 @@ class CheckedCommunicator final : public Communicator {
     const std::string text = fmt::format(
         "group '{}' {}: the ranks call different operations: operation #{} is {} on rank {} but {} on rank {}; all members must call "
         "the same operations in the same order",
-        name_, members_.to_string(), number, to_string(first), members_.member(0), to_string(theirs), members_.member(member));
+        name_, members_.to_string(), number, to_string(first), members_.member(0), to_string(theirs),
+        members_.member(member));
     transport_->abort(text);
     throw CommError(text);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private: collectives that are compared before they are done, for backends that do not notice by themselves that ranks call
-// different ones.
+// Private: collectives that are compared before they are done, for backends that do not notice by themselves that ranks
+// call different ones.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,9 @@
 
 namespace espalier::detail {
 
-// `inner` with one more exchange before each collective, in which its members tell each other what they call: so posting waits for
-// all of them. When they differ, all throw the same CommError, which shows two calls that do, and `transport` is told to give up.
+// `inner` with one more exchange before each collective, in which its members tell each other what they call: so
+// posting waits for all of them. When they differ, all throw the same CommError, which shows two calls that do, and
+// `transport` is told to give up.
 std::shared_ptr<Communicator> check_calls(std::shared_ptr<Communicator> inner, std::shared_ptr<Transport> transport,
                                           const RankSet& members, std::string_view name);
 

@@ -23,7 +23,8 @@ using detail::Operation;
 // An operation with something left to do on this rank once the backend has finished: copy back, divide, cast.
 class FinishingOperation final : public Operation {
  public:
-  FinishingOperation(std::shared_ptr<Operation> inner, std::function<void()> finish, std::weak_ptr<detail::WorldCore> world)
+  FinishingOperation(std::shared_ptr<Operation> inner, std::function<void()> finish,
+                     std::weak_ptr<detail::WorldCore> world)
       : inner_(std::move(inner)), finish_(std::move(finish)), world_(std::move(world)) {}
 
   bool done() override {
@@ -64,28 +65,30 @@ Work finishing(const Group& group, std::shared_ptr<Operation> operation, std::fu
 
 // What every call begins with.
 void begin(std::string_view where, const Group& group) {
-  ESPALIER_CHECK_CONFIG(group.valid(), "{}: the group is empty (a default Group); make one with World::make_group or a Mesh",
-                        where);
+  ESPALIER_CHECK_CONFIG(group.valid(),
+                        "{}: the group is empty (a default Group); make one with World::make_group or a Mesh", where);
   group.state().core->check_open(where, group.name());
   group.state().core->advance_parked();
 }
 
 void check_tensor(std::string_view where, std::string_view role, const at::Tensor& tensor, const Group& group) {
-  ESPALIER_CHECK_CONFIG(tensor.defined(), "{} on group '{}': the {} tensor is undefined; expected a dense CPU tensor", where,
-                        group.name(), role);
+  ESPALIER_CHECK_CONFIG(tensor.defined(), "{} on group '{}': the {} tensor is undefined; expected a dense CPU tensor",
+                        where, group.name(), role);
   ESPALIER_CHECK_CONFIG(tensor.device().is_cpu() && tensor.layout() == at::kStrided,
-                        "{} on group '{}': the {} tensor is {} on {}; expected a dense CPU tensor", where, group.name(), role,
-                        tensor.layout() == at::kStrided ? "dense" : "not dense", tensor.device().str());
-  ESPALIER_CHECK_CONFIG(detail::dtype_supported(tensor.scalar_type()),
-                        "{} on group '{}': the {} tensor has dtype {}; expected float64, float32, float16, bfloat16, int64, "
-                        "int32, int16, int8, uint8 or bool",
-                        where, group.name(), role, c10::toString(tensor.scalar_type()));
+                        "{} on group '{}': the {} tensor is {} on {}; expected a dense CPU tensor", where, group.name(),
+                        role, tensor.layout() == at::kStrided ? "dense" : "not dense", tensor.device().str());
+  ESPALIER_CHECK_CONFIG(
+      detail::dtype_supported(tensor.scalar_type()),
+      "{} on group '{}': the {} tensor has dtype {}; expected float64, float32, float16, bfloat16, int64, "
+      "int32, int16, int8, uint8 or bool",
+      where, group.name(), role, c10::toString(tensor.scalar_type()));
 }
 
 void check_same_dtype(std::string_view where, const at::Tensor& output, const at::Tensor& input, const Group& group) {
   ESPALIER_CHECK_CONFIG(output.scalar_type() == input.scalar_type(),
-                        "{} on group '{}': output is {} but input is {}; both must have the same dtype", where, group.name(),
-                        detail::dtype_name(output.scalar_type()), detail::dtype_name(input.scalar_type()));
+                        "{} on group '{}': output is {} but input is {}; both must have the same dtype", where,
+                        group.name(), detail::dtype_name(output.scalar_type()),
+                        detail::dtype_name(input.scalar_type()));
 }
 
 void check_reduction(std::string_view where, ReduceOp op, const at::Tensor& tensor, const Group& group) {
@@ -98,18 +101,20 @@ void check_reduction(std::string_view where, ReduceOp op, const at::Tensor& tens
 }
 
 void check_peer(std::string_view where, std::string_view role, std::int64_t peer, const Group& group) {
-  ESPALIER_CHECK_CONFIG(peer >= 0 && peer < group.size(), "{} on group '{}': {} {} is not in the group; it has {} members, ranks 0 to {}",
-                        where, group.name(), role, peer, group.size(), group.size() - 1);
+  ESPALIER_CHECK_CONFIG(peer >= 0 && peer < group.size(),
+                        "{} on group '{}': {} {} is not in the group; it has {} members, ranks 0 to {}", where,
+                        group.name(), role, peer, group.size(), group.size() - 1);
 }
 
 void check_point_to_point(std::string_view where, const Group& group) {
-  ESPALIER_CHECK_CONFIG(group.capabilities().point_to_point,
-                        "{} on group '{}': its backend has no point-to-point operations; use broadcast_ in a group of the two ranks",
-                        where, group.name());
+  ESPALIER_CHECK_CONFIG(
+      group.capabilities().point_to_point,
+      "{} on group '{}': its backend has no point-to-point operations; use broadcast_ in a group of the two ranks",
+      where, group.name());
 }
 
-// The same memory without the autograd graph, for those who only take its address. (detach() is an operator, which takes a small
-// all_reduce's time again.)
+// The same memory without the autograd graph, for those who only take its address. (detach() is an operator, which
+// takes a small all_reduce's time again.)
 at::Tensor memory_of(const at::Tensor& tensor) { return tensor.variable_data(); }
 
 at::Tensor as_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
@@ -146,20 +151,22 @@ std::vector<std::int64_t> elems_for_members(std::string_view role, const at::Ten
                                             std::span<const std::int64_t> splits) {
   const std::int64_t size = group.size();
   if (splits.empty()) {
-    ESPALIER_CHECK_CONFIG(tensor.numel() % size == 0,
-                          "all_to_all_into on group '{}': {} has {} elements, which do not divide into {} equal chunks; pass "
-                          "splits",
-                          group.name(), role, tensor.numel(), size);
+    ESPALIER_CHECK_CONFIG(
+        tensor.numel() % size == 0,
+        "all_to_all_into on group '{}': {} has {} elements, which do not divide into {} equal chunks; pass "
+        "splits",
+        group.name(), role, tensor.numel(), size);
     return std::vector<std::int64_t>(static_cast<std::size_t>(size), tensor.numel() / size);
   }
   const std::int64_t rows = tensor.dim() == 0 ? 0 : tensor.size(0);
   std::int64_t sum = 0;
   for (const std::int64_t split : splits) sum += split;
-  ESPALIER_CHECK_CONFIG(static_cast<std::int64_t>(splits.size()) == size && sum == rows &&
-                            std::all_of(splits.begin(), splits.end(), [](std::int64_t split) { return split >= 0; }),
-                        "all_to_all_into on group '{}': {} splits [{}] of {}; expected {} sizes of at least 0 that add up to "
-                        "{}, its rows",
-                        group.name(), splits.size(), fmt::join(splits, ","), role, size, rows);
+  ESPALIER_CHECK_CONFIG(
+      static_cast<std::int64_t>(splits.size()) == size && sum == rows &&
+          std::all_of(splits.begin(), splits.end(), [](std::int64_t split) { return split >= 0; }),
+      "all_to_all_into on group '{}': {} splits [{}] of {}; expected {} sizes of at least 0 that add up to "
+      "{}, its rows",
+      group.name(), splits.size(), fmt::join(splits, ","), role, size, rows);
   std::int64_t row_elems = 1;
   for (std::int64_t dim = 1; dim < tensor.dim(); ++dim) row_elems *= tensor.size(dim);
   std::vector<std::int64_t> elems;
@@ -174,9 +181,11 @@ struct Reduction {
   bool divides;
 
   // What is left to do once `travels` holds the reduction that belongs into `memory`.
-  std::function<void()> finish(at::Tensor memory, at::Tensor travels, std::int64_t size, std::function<void()> copy_back) const {
+  std::function<void()> finish(at::Tensor memory, at::Tensor travels, std::int64_t size,
+                               std::function<void()> copy_back) const {
     if (travels.is_same(memory) && !divides) return copy_back;
-    return [memory = std::move(memory), travels = std::move(travels), by = divides ? size : 1, copy_back = std::move(copy_back)] {
+    return [memory = std::move(memory), travels = std::move(travels), by = divides ? size : 1,
+            copy_back = std::move(copy_back)] {
       if (!travels.is_same(memory)) memory.copy_(travels);
       if (by != 1) memory.div_(by);
       if (copy_back) copy_back();
@@ -217,7 +226,9 @@ Work reduce_(at::Tensor& tensor, const Group& group, std::int64_t root, ReduceOp
   check_peer("reduce_", "root", root, group);
   if (group.size() == 1) return {};
   const Reduction plan = plan_reduction(tensor.scalar_type(), op, group.capabilities());
-  if (group.rank() != root) return started(group, group.state().communicator->reduce({}, as_dtype(readable(tensor), plan.dtype), plan.op, root));
+  if (group.rank() != root)
+    return started(group,
+                   group.state().communicator->reduce({}, as_dtype(readable(tensor), plan.dtype), plan.op, root));
   std::function<void()> finish;
   const at::Tensor memory = writable(tensor, true, finish);
   const at::Tensor travels = as_dtype(memory, plan.dtype);
@@ -241,10 +252,11 @@ Work all_gather_into(at::Tensor& output, const at::Tensor& input, const Group& g
   check_tensor("all_gather_into", "output", output, group);
   check_tensor("all_gather_into", "input", input, group);
   check_same_dtype("all_gather_into", output, input, group);
-  ESPALIER_CHECK_CONFIG(output.numel() == group.size() * input.numel(),
-                        "all_gather_into on group '{}': output has {} elements; expected {} members x {} elements of the "
-                        "input = {}",
-                        group.name(), output.numel(), group.size(), input.numel(), group.size() * input.numel());
+  ESPALIER_CHECK_CONFIG(
+      output.numel() == group.size() * input.numel(),
+      "all_gather_into on group '{}': output has {} elements; expected {} members x {} elements of the "
+      "input = {}",
+      group.name(), output.numel(), group.size(), input.numel(), group.size() * input.numel());
   if (group.size() == 1) return copy_elements(output, input);
   std::function<void()> finish;
   at::Tensor memory = writable(output, false, finish);
@@ -264,16 +276,18 @@ Work all_gather_v(std::span<at::Tensor> outputs, const at::Tensor& input, const 
     largest = std::max(largest, output.numel());
   }
   at::Tensor& mine = outputs[static_cast<std::size_t>(group.rank())];
-  ESPALIER_CHECK_CONFIG(mine.numel() == input.numel(),
-                        "all_gather_v on group '{}': output {} has {} elements but this rank's input has {}; they must be "
-                        "equal",
-                        group.name(), group.rank(), mine.numel(), input.numel());
+  ESPALIER_CHECK_CONFIG(
+      mine.numel() == input.numel(),
+      "all_gather_v on group '{}': output {} has {} elements but this rank's input has {}; they must be "
+      "equal",
+      group.name(), group.rank(), mine.numel(), input.numel());
   if (group.size() == 1) return copy_elements(mine, input);
   std::function<void()> finish;
   if (group.capabilities().uneven_all_gather) {
     std::vector<at::Tensor> memory;
     for (const at::Tensor& output : outputs) memory.push_back(writable(output, false, finish));
-    return finishing(group, group.state().communicator->all_gather_v(std::move(memory), readable(input)), std::move(finish));
+    return finishing(group, group.state().communicator->all_gather_v(std::move(memory), readable(input)),
+                     std::move(finish));
   }
   // Everybody sends as much as the largest, and takes the beginning of what comes.
   const at::Tensor padded = at::empty({largest}, input.options());
@@ -296,10 +310,11 @@ Work gather_into(at::Tensor& output, const at::Tensor& input, const Group& group
   if (group.rank() != root) return started(group, group.state().communicator->gather({}, readable(input), root));
   check_tensor("gather_into", "output", output, group);
   check_same_dtype("gather_into", output, input, group);
-  ESPALIER_CHECK_CONFIG(output.numel() == group.size() * input.numel(),
-                        "gather_into on group '{}': the root's output has {} elements; expected {} members x {} elements of the "
-                        "input = {}",
-                        group.name(), output.numel(), group.size(), input.numel(), group.size() * input.numel());
+  ESPALIER_CHECK_CONFIG(
+      output.numel() == group.size() * input.numel(),
+      "gather_into on group '{}': the root's output has {} elements; expected {} members x {} elements of the "
+      "input = {}",
+      group.name(), output.numel(), group.size(), input.numel(), group.size() * input.numel());
   if (group.size() == 1) return copy_elements(output, input);
   std::function<void()> finish;
   const at::Tensor memory = writable(output, false, finish);
@@ -314,10 +329,11 @@ Work scatter_into(at::Tensor& output, const at::Tensor& input, const Group& grou
   if (group.rank() == root) {
     check_tensor("scatter_into", "input", input, group);
     check_same_dtype("scatter_into", output, input, group);
-    ESPALIER_CHECK_CONFIG(input.numel() == group.size() * output.numel(),
-                          "scatter_into on group '{}': the root's input has {} elements; expected {} members x {} elements of the "
-                          "output = {}",
-                          group.name(), input.numel(), group.size(), output.numel(), group.size() * output.numel());
+    ESPALIER_CHECK_CONFIG(
+        input.numel() == group.size() * output.numel(),
+        "scatter_into on group '{}': the root's input has {} elements; expected {} members x {} elements of the "
+        "output = {}",
+        group.name(), input.numel(), group.size(), output.numel(), group.size() * output.numel());
     if (group.size() == 1) return copy_elements(output, input);
     from = readable(input);
   }
@@ -332,10 +348,11 @@ Work reduce_scatter_into(at::Tensor& output, const at::Tensor& input, const Grou
   check_tensor("reduce_scatter_into", "input", input, group);
   check_same_dtype("reduce_scatter_into", output, input, group);
   check_reduction("reduce_scatter_into", op, input, group);
-  ESPALIER_CHECK_CONFIG(input.numel() == group.size() * output.numel(),
-                        "reduce_scatter_into on group '{}': input has {} elements; expected {} members x {} elements of the "
-                        "output = {}",
-                        group.name(), input.numel(), group.size(), output.numel(), group.size() * output.numel());
+  ESPALIER_CHECK_CONFIG(
+      input.numel() == group.size() * output.numel(),
+      "reduce_scatter_into on group '{}': input has {} elements; expected {} members x {} elements of the "
+      "output = {}",
+      group.name(), input.numel(), group.size(), output.numel(), group.size() * output.numel());
   if (group.size() == 1) return copy_elements(output, input);
   std::function<void()> finish;
   const at::Tensor memory = writable(output, false, finish);
@@ -355,16 +372,18 @@ Work all_to_all_into(at::Tensor& output, const at::Tensor& input, const Group& g
   std::vector<std::int64_t> output_elems = elems_for_members("output", output, group, output_splits);
   std::vector<std::int64_t> input_elems = elems_for_members("input", input, group, input_splits);
   const auto me = static_cast<std::size_t>(group.rank());
-  ESPALIER_CHECK_CONFIG(output_elems[me] == input_elems[me],
-                        "all_to_all_into on group '{}': rank {} sends itself {} elements but receives {} from itself; both "
-                        "must be equal",
-                        group.name(), group.rank(), input_elems[me], output_elems[me]);
+  ESPALIER_CHECK_CONFIG(
+      output_elems[me] == input_elems[me],
+      "all_to_all_into on group '{}': rank {} sends itself {} elements but receives {} from itself; both "
+      "must be equal",
+      group.name(), group.rank(), input_elems[me], output_elems[me]);
   if (group.size() == 1) return copy_elements(output, input);
   std::function<void()> finish;
   const at::Tensor memory = writable(output, false, finish);
-  return finishing(group, group.state().communicator->all_to_all(memory, readable(input), std::move(output_elems),
-                                                          std::move(input_elems)),
-                   std::move(finish));
+  return finishing(
+      group,
+      group.state().communicator->all_to_all(memory, readable(input), std::move(output_elems), std::move(input_elems)),
+      std::move(finish));
 }
 
 Work send(const at::Tensor& tensor, const Group& group, std::int64_t to, std::int64_t tag) {
@@ -381,7 +400,8 @@ Work recv(at::Tensor& tensor, const Group& group, std::int64_t from, std::int64_
   check_tensor("recv", "received", tensor, group);
   check_peer("recv", "sender", from, group);
   check_point_to_point("recv", group);
-  ESPALIER_CHECK_CONFIG(from != group.rank(), "recv on group '{}': rank {} cannot receive from itself", group.name(), from);
+  ESPALIER_CHECK_CONFIG(from != group.rank(), "recv on group '{}': rank {} cannot receive from itself", group.name(),
+                        from);
   std::function<void()> finish;
   at::Tensor memory = writable(tensor, false, finish);
   return finishing(group, group.state().communicator->recv(memory, from, tag), std::move(finish));

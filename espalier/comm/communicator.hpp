@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private: what a backend implements. The public free functions (collectives.hpp) validate, treat groups of one locally,
-// make tensors contiguous, emulate what a backend lacks, and only then call one of these.
+// Private: what a backend implements. The public free functions (collectives.hpp) validate, treat groups of one
+// locally, make tensors contiguous, emulate what a backend lacks, and only then call one of these.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,8 +33,8 @@ class Operation {
   virtual void park(std::shared_ptr<Operation> self) = 0;
 };
 
-// One group's communication space on one rank. Posting never waits for a peer. Tensors are contiguous, on the CPU and of
-// a dtype the capabilities allow; the group has at least two members; ranks are group ranks.
+// One group's communication space on one rank. Posting never waits for a peer. Tensors are contiguous, on the CPU and
+// of a dtype the capabilities allow; the group has at least two members; ranks are group ranks.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -67,15 +67,17 @@ class Transport {
   virtual ~Transport() = default;
   // A communication space for these world ranks (this rank among them). `context` tells spaces over the same ranks
   // apart and is the same on all members. Collective over the members where the backend must connect.
-  virtual std::shared_ptr<Communicator> connect(const RankSet& members, std::string_view name, std::uint64_t context) = 0;
+  virtual std::shared_ptr<Communicator> connect(const RankSet& members, std::string_view name,
+                                                std::uint64_t context) = 0;
   // Memory for World::host_buffer; undefined where ordinary memory is as good.
   virtual at::Tensor buffer(at::IntArrayRef, at::ScalarType) { return {}; }
-  // What this rank is at ("forward of micro-batch 2 on stage 1"), to be shown with the calls that follow where a backend keeps
-  // them for others.
+  // What this rank is at ("forward of micro-batch 2 on stage 1"), to be shown with the calls that follow where a
+  // backend keeps them for others.
   virtual void note(std::string_view) {}
   // Tells all peers that this rank gives up: their waits end with a CommError that carries `reason`. Never blocks.
   virtual void abort(std::string_view reason) = 0;
-  // What has ended this world on this rank, as far as a look tells that does not wait; empty: nothing, or it cannot tell.
+  // What has ended this world on this rank, as far as a look tells that does not wait; empty: nothing, or it cannot
+  // tell.
   virtual std::string failure() { return ""; }
   // Leaves the world, as the last handle's end does: what others wait for is handed over first, at most until the
   // deadline; then their waits for this rank fail, and so do later calls here.

@@ -18,8 +18,8 @@ const Capabilities& Group::capabilities() const { return state_->capabilities; }
 
 std::int64_t Group::world_rank(std::int64_t group_rank) const {
   ESPALIER_CHECK_CONFIG(group_rank >= 0 && group_rank < size(),
-                        "group '{}': there is no group rank {}; the group has {} members, ranks 0 to {}", name(), group_rank,
-                        size(), size() - 1);
+                        "group '{}': there is no group rank {}; the group has {} members, ranks 0 to {}", name(),
+                        group_rank, size(), size() - 1);
   return state_->members.member(group_rank);
 }
 
@@ -35,7 +35,8 @@ Group Group::duplicate(std::string_view name) const {
 std::chrono::milliseconds Group::timeout() const { return state_->timeout.value_or(state_->core->timeout); }
 
 Group Group::with_timeout(std::chrono::milliseconds timeout) const {
-  ESPALIER_CHECK_CONFIG(timeout.count() > 0, "group '{}': a timeout of {} ms; expected more than 0", name(), timeout.count());
+  ESPALIER_CHECK_CONFIG(timeout.count() > 0, "group '{}': a timeout of {} ms; expected more than 0", name(),
+                        timeout.count());
   auto state = std::make_shared<detail::GroupState>(*state_);
   state->timeout = timeout;
   return Group(std::move(state));

@@ -30,16 +30,16 @@ class Group {
   std::int64_t rank() const;  // of this process in the group
   std::int64_t size() const;
   const RankSet& members() const;
-  std::int64_t world_rank(std::int64_t group_rank) const;                   // ConfigError if out of range
-  std::optional<std::int64_t> group_rank(std::int64_t world_rank) const;    // nullopt: not a member
+  std::int64_t world_rank(std::int64_t group_rank) const;                 // ConfigError if out of range
+  std::optional<std::int64_t> group_rank(std::int64_t world_rank) const;  // nullopt: not a member
   const Capabilities& capabilities() const;
 
   // The same ranks under another name with a communication space of their own. All members must call, in the same
   // order. The same name and set again gives the same group; the same name for another set is a ConfigError.
   Group duplicate(std::string_view name) const;
 
-  // The same group, whose waits without a deadline of their own end after `timeout` instead of the world's. Local; communicates
-  // through the same space. ConfigError unless it is above 0.
+  // The same group, whose waits without a deadline of their own end after `timeout` instead of the world's. Local;
+  // communicates through the same space. ConfigError unless it is above 0.
   Group with_timeout(std::chrono::milliseconds timeout) const;
   std::chrono::milliseconds timeout() const;
 

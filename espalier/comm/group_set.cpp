@@ -37,22 +37,19 @@ using std::chrono::steady_clock;
 // "groups: data 2, model 4 over 8 ranks; 2 communicators of rank 0 besides the world's"
 std::string summary(const GroupPlan& plan, std::size_t num_communicators) {
   std::vector<std::string> families;
-  for (const std::string& family : plan.families())
-    families.push_back(fmt::format("{} {}", family, plan.size(family)));
+  for (const std::string& family : plan.families()) families.push_back(fmt::format("{} {}", family, plan.size(family)));
   return fmt::format("groups: {} over {} rank{}; {} communicator{} of rank 0 besides the world's",
-                     families.empty() ? "none" : fmt::format("{}", fmt::join(families, ", ")),
-                     plan.ranks().size(), plan.ranks().size() == 1 ? "" : "s", num_communicators,
-                     num_communicators == 1 ? "" : "s");
+                     families.empty() ? "none" : fmt::format("{}", fmt::join(families, ", ")), plan.ranks().size(),
+                     plan.ranks().size() == 1 ? "" : "s", num_communicators, num_communicators == 1 ? "" : "s");
 }
 
 }  // namespace
 
 GroupSet::GroupSet(const World& world, const GroupPlan& plan) {
   agree(world.group(), "group plan", plan.describe());
-  ESPALIER_CHECK_CONFIG(
-      plan.ranks().last() < world.size(),
-      "group plan: it is for the ranks {}, but the world has {}; expected ranks below that",
-      plan.ranks().to_string(), world.size());
+  ESPALIER_CHECK_CONFIG(plan.ranks().last() < world.size(),
+                        "group plan: it is for the ranks {}, but the world has {}; expected ranks below that",
+                        plan.ranks().to_string(), world.size());
   State state{world, plan, {}, plan.groups_of(world.rank()), {}};
   for (const std::int64_t index : state.indices) {
     const PlannedGroup planned = plan.group(index);
@@ -69,18 +66,13 @@ const World& GroupSet::world() const { return state_->world; }
 const GroupPlan& GroupSet::plan() const { return state_->plan; }
 std::span<const Group> GroupSet::groups() const { return state_->groups; }
 
-std::int64_t GroupSet::num_communicators() const {
-  return static_cast<std::int64_t>(state_->communicators.size());
-}
+std::int64_t GroupSet::num_communicators() const { return static_cast<std::int64_t>(state_->communicators.size()); }
 
-bool GroupSet::has_own(std::string_view family) const {
-  return plan().own(family, world().rank()).has_value();
-}
+bool GroupSet::has_own(std::string_view family) const { return plan().own(family, world().rank()).has_value(); }
 
 const Group& GroupSet::own(std::string_view family) const {
   const std::optional<std::int64_t> index = plan().own(family, world().rank());
-  ESPALIER_CHECK_CONFIG(index.has_value(),
-                        "group set: rank {} is in no group of the family '{}'; ask has_own() first",
+  ESPALIER_CHECK_CONFIG(index.has_value(), "group set: rank {} is in no group of the family '{}'; ask has_own() first",
                         world().rank(), family);
   return state_->groups[state_->position(*index)];
 }
@@ -91,8 +83,7 @@ const Group& GroupSet::group(std::string_view name) const {
     if (group.name() == name) return group;
     names.push_back(group.name());
   }
-  throw ConfigError(fmt::format("group set: rank {} has no group '{}'; its groups are {}",
-                                world().rank(), name,
+  throw ConfigError(fmt::format("group set: rank {} has no group '{}'; its groups are {}", world().rank(), name,
                                 names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "))));
 }
 
@@ -113,8 +104,8 @@ void GroupSet::warm_up(std::chrono::milliseconds timeout) const {
     }
   }
   if (missing.empty()) return;
-  throw CommError(fmt::format("group set: {} of {} groups did not connect: {}; {}", missing.size(),
-                              works.size(), fmt::join(missing, ", "), reason));
+  throw CommError(fmt::format("group set: {} of {} groups did not connect: {}; {}", missing.size(), works.size(),
+                              fmt::join(missing, ", "), reason));
 }
 
 }  // namespace espalier

@@ -25,9 +25,8 @@ std::vector<std::string> entries_of(const LayoutSpec& spec) {
   const auto entry = [](std::string_view axis, std::int64_t size) {
     return size == kRest ? fmt::format("{}=rest", axis) : fmt::format("{}={}", axis, size);
   };
-  return {entry("pipe", spec.pipe),     entry("data", spec.data),
-          entry("context", spec.context), entry("tensor", spec.tensor),
-          entry("expert", spec.expert), entry("expert_tensor", spec.expert_tensor),
+  return {entry("pipe", spec.pipe),           entry("data", spec.data),     entry("context", spec.context),
+          entry("tensor", spec.tensor),       entry("expert", spec.expert), entry("expert_tensor", spec.expert_tensor),
           fmt::format("order={}", spec.order)};
 }
 

@@ -12,7 +12,8 @@ namespace espalier {
 
 // A world seen through a layout: this rank's coordinates and its group of every family. Construction is collective over
 // the world: all ranks agree on the layout (ConfigError naming the first difference and the ranks, before any group
-// exists), then each connects its own groups in plan order; rank 0 warns of needless crossings of hosts. A cheap handle.
+// exists), then each connects its own groups in plan order; rank 0 warns of needless crossings of hosts. A cheap
+// handle.
 class Mesh {
  public:
   Mesh(const World& world, const LayoutSpec& spec);

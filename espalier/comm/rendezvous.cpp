@@ -63,21 +63,17 @@ std::string environment_variable(const char* name) {
 }
 
 std::string to_json(const Participant& one) {
-  return nlohmann::json{
-      {"host", one.host},       {"machine", one.machine},       {"pid", one.pid},
-      {"program", one.program}, {"world_size", one.world_size}, {"backend", one.backend}}
+  return nlohmann::json{{"host", one.host},       {"machine", one.machine},       {"pid", one.pid},
+                        {"program", one.program}, {"world_size", one.world_size}, {"backend", one.backend}}
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 Participant from_json(const std::string& text) {
   const auto json = nlohmann::json::parse(text);
-  return {json["host"],    json["machine"],    json["pid"],
-          json["program"], json["world_size"], json["backend"]};
+  return {json["host"], json["machine"], json["pid"], json["program"], json["world_size"], json["backend"]};
 }
 
-std::string numbered(std::string_view name, std::int64_t rank) {
-  return fmt::format("{}/{}", name, rank);
-}
+std::string numbered(std::string_view name, std::int64_t rank) { return fmt::format("{}/{}", name, rank); }
 
 std::vector<std::string> numbered_keys(std::string_view name, std::int64_t count) {
   std::vector<std::string> keys;
@@ -132,8 +128,8 @@ std::string why_no_reach(std::int64_t rank, const std::vector<Participant>& part
     if (one.machine != self.machine) continue;
     DIR* const folder = opendir(fmt::format("/proc/{}/fd", one.pid).c_str());
     if (folder == nullptr && (errno == EMFILE || errno == ENFILE))
-      return fmt::format("{}world: rank {} ({}) cannot look for the other ranks: {}; raise the limit (ulimit -n)", kCommMark, rank,
-                         self.to_string(), std::strerror(errno));
+      return fmt::format("{}world: rank {} ({}) cannot look for the other ranks: {}; raise the limit (ulimit -n)",
+                         kCommMark, rank, self.to_string(), std::strerror(errno));
     if (folder == nullptr)
       return fmt::format("rank {} may not open /proc/{}/fd of rank {} ({})", rank, one.pid, other,
                          std::strerror(errno));
@@ -152,9 +148,11 @@ void answer_for_missing(C10dStore& store, const std::vector<Participant>& partic
     missing.push_back(fmt::format("rank {} ({})", rank, participants[rank].to_string()));
   }
   for (const std::string& key : keys)
-    store.set(key, fmt::format("{}world: {} of {} ranks arrived but were not heard of again within {} ms: {}; look what stopped or "
-                               "ended them",
-                               kCommMark, missing.size(), participants.size(), timeout.count(), fmt::join(missing, ", ")));
+    store.set(key,
+              fmt::format(
+                  "{}world: {} of {} ranks arrived but were not heard of again within {} ms: {}; look what stopped or "
+                  "ended them",
+                  kCommMark, missing.size(), participants.size(), timeout.count(), fmt::join(missing, ", ")));
 }
 
 std::string why_several_hosts(const std::vector<Participant>& participants) {
@@ -168,8 +166,8 @@ std::string why_several_hosts(const std::vector<Participant>& participants) {
 
 // A claim by another process while the rank has an owner means that the rank was started twice. The
 // same process again makes its next world.
-std::int64_t claim_generation(C10dStore& store, std::int64_t rank, const Participant& self,
-                              std::string_view address, milliseconds timeout) {
+std::int64_t claim_generation(C10dStore& store, std::int64_t rank, const Participant& self, std::string_view address,
+                              milliseconds timeout) {
   const std::int64_t generation = store.add(numbered("claims", rank), 1);
   const std::string mine = to_json(self);
   if (generation == 1) {
@@ -189,17 +187,14 @@ std::int64_t claim_generation(C10dStore& store, std::int64_t rank, const Partici
 
 // What a launcher that names no address leaves to us; returns rank 0's listening socket.
 std::optional<int> find_address(RankEnvironment& place, milliseconds timeout) {
-  const bool one_host =
-      place.local_world_size && place.local_world_size->value == place.world_size.value;
-  ESPALIER_CHECK_CONFIG(
-      one_host && place.job,
-      "world: {} gives rank {} of {} no address to meet at{}; set MASTER_ADDR to the host of rank "
-      "0 and "
-      "MASTER_PORT to a free port there, the same on all ranks",
-      to_string(place.launcher), place.rank.value, place.world_size.value,
-      one_host ? " and no name of the job" : ", and the ranks are not known to share a host");
-  const LocalMeeting meeting =
-      meet_locally(place.job->value, place.rank.value, place.world_size.value, timeout);
+  const bool one_host = place.local_world_size && place.local_world_size->value == place.world_size.value;
+  ESPALIER_CHECK_CONFIG(one_host && place.job,
+                        "world: {} gives rank {} of {} no address to meet at{}; set MASTER_ADDR to the host of rank "
+                        "0 and "
+                        "MASTER_PORT to a free port there, the same on all ranks",
+                        to_string(place.launcher), place.rank.value, place.world_size.value,
+                        one_host ? " and no name of the job" : ", and the ranks are not known to share a host");
+  const LocalMeeting meeting = meet_locally(place.job->value, place.rank.value, place.world_size.value, timeout);
   place.master_address = FoundText{"127.0.0.1", place.job->variable};
   place.master_port = FoundNumber{meeting.port, place.job->variable};
   if (meeting.descriptor < 0) return std::nullopt;
@@ -213,9 +208,8 @@ std::optional<int> copy_of_inherited(const RankEnvironment& environment) {
   const int inherited = static_cast<int>(environment.store_descriptor->value);
   fcntl(inherited, F_SETFD, FD_CLOEXEC);  // not for processes that this one starts
   const int copy = fcntl(inherited, F_DUPFD_CLOEXEC, 3);
-  ESPALIER_CHECK_CONFIG(
-      copy >= 0, "world: {}={} is no open descriptor: {}; leave it to espalier run to set it",
-      environment.store_descriptor->variable, inherited, std::strerror(errno));
+  ESPALIER_CHECK_CONFIG(copy >= 0, "world: {}={} is no open descriptor: {}; leave it to espalier run to set it",
+                        environment.store_descriptor->variable, inherited, std::strerror(errno));
   return copy;
 }
 
@@ -232,10 +226,11 @@ void check_descriptors(std::int64_t rank, std::int64_t size, bool serves) {
   }
   const int reason = errno;
   for (const int descriptor : opened) close(descriptor);
-  ESPALIER_CHECK_CONFIG(static_cast<std::int64_t>(opened.size()) == needed,
-                        "world: rank {} of {} can open {} more files ({}), but joining takes up to {}; raise the limit (ulimit "
-                        "-n)",
-                        rank, size, opened.size(), std::strerror(reason), needed);
+  ESPALIER_CHECK_CONFIG(
+      static_cast<std::int64_t>(opened.size()) == needed,
+      "world: rank {} of {} can open {} more files ({}), but joining takes up to {}; raise the limit (ulimit "
+      "-n)",
+      rank, size, opened.size(), std::strerror(reason), needed);
 }
 
 // The address from which packets to `host` leave; empty if it is unknown. Nothing is sent.
@@ -251,8 +246,7 @@ std::string local_address_towards(const std::string& host) {
     socklen_t length = sizeof address;
     char text[NI_MAXHOST] = {};
     auto* const any = reinterpret_cast<sockaddr*>(&address);
-    if (probe >= 0 && connect(probe, one->ai_addr, one->ai_addrlen) == 0 &&
-        getsockname(probe, any, &length) == 0 &&
+    if (probe >= 0 && connect(probe, one->ai_addr, one->ai_addrlen) == 0 && getsockname(probe, any, &length) == 0 &&
         getnameinfo(any, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0)
       result = text;
     if (probe >= 0) close(probe);
@@ -261,8 +255,8 @@ std::string local_address_towards(const std::string& host) {
   return result;
 }
 
-c10::intrusive_ptr<c10d::Store> connect_store(const RankEnvironment& environment,
-                                              std::optional<int> listener, milliseconds timeout) {
+c10::intrusive_ptr<c10d::Store> connect_store(const RankEnvironment& environment, std::optional<int> listener,
+                                              milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(environment.master_port->value);
   options.isServer = environment.rank.value == 0 && !environment.agent_serves_store;
@@ -270,23 +264,21 @@ c10::intrusive_ptr<c10d::Store> connect_store(const RankEnvironment& environment
   options.timeout = timeout;
   options.multiTenant = true;  // a second world of this program finds the server of the first
   if (options.isServer) options.masterListenFd = listener;
-  const std::string address =
-      fmt::format("{}:{}", environment.master_address->value, environment.master_port->value);
+  const std::string address = fmt::format("{}:{}", environment.master_address->value, environment.master_port->value);
   try {
     return c10::make_intrusive<c10d::TCPStore>(environment.master_address->value, options);
   } catch (const std::exception& error) {
     const std::string cause = first_line(error.what());
-    ESPALIER_CHECK_CONFIG(
-        !options.isServer,
-        "world: rank 0 cannot serve the store at {}: {}; if another program uses the port, choose "
-        "another one on all ranks ({})",
-        address, cause, environment.master_port->variable);
+    ESPALIER_CHECK_CONFIG(!options.isServer,
+                          "world: rank 0 cannot serve the store at {}: {}; if another program uses the port, choose "
+                          "another one on all ranks ({})",
+                          address, cause, environment.master_port->variable);
     throw CommError(
         fmt::format("world: rank {} of {} found nobody at {} within {} ms: {}; rank 0 serves the "
                     "store there: start "
                     "it, or correct the address ({})",
-                    environment.rank.value, environment.world_size.value, address, timeout.count(),
-                    cause, environment.master_address->variable));
+                    environment.rank.value, environment.world_size.value, address, timeout.count(), cause,
+                    environment.master_address->variable));
   }
 }
 
@@ -323,9 +315,8 @@ void C10dStore::set(std::string_view key, std::string_view value) {
 
 std::string C10dStore::get(std::string_view key, milliseconds timeout) {
   if (!wait({std::string(key)}, timeout))
-    throw CommError(fmt::format(
-        "store: '{}' was not set within {} ms; the rank that sets it is late or has ended", key,
-        timeout.count()));
+    throw CommError(fmt::format("store: '{}' was not set within {} ms; the rank that sets it is late or has ended", key,
+                                timeout.count()));
   return store_request("get", key, [&] {
     const std::vector<std::uint8_t> value = store_->get(std::string(key));
     return std::string(value.begin(), value.end());
@@ -333,7 +324,8 @@ std::string C10dStore::get(std::string_view key, milliseconds timeout) {
 }
 
 std::string C10dStore::set_if_absent(std::string_view key, std::string_view value) {
-  return store_request("set", key, [&] { return store_->compareSet(std::string(key), std::string(), std::string(value)); });
+  return store_request("set", key,
+                       [&] { return store_->compareSet(std::string(key), std::string(), std::string(value)); });
 }
 
 std::int64_t C10dStore::add(std::string_view key, std::int64_t amount) {
@@ -350,25 +342,21 @@ bool C10dStore::wait(const std::vector<std::string>& keys, milliseconds timeout)
       store_->wait(keys, timeout);
       return true;
     } catch (const c10::DistStoreError&) {
-      if (store_->check(keys))
-        return true;  // also tells a deadline from a server that has gone: that throws again
+      if (store_->check(keys)) return true;  // also tells a deadline from a server that has gone: that throws again
       return false;
     }
   });
 }
 
 std::shared_ptr<C10dStore> C10dStore::below(std::string_view prefix) const {
-  return std::make_shared<C10dStore>(
-      c10::make_intrusive<c10d::PrefixStore>(std::string(prefix), store_));
+  return std::make_shared<C10dStore>(c10::make_intrusive<c10d::PrefixStore>(std::string(prefix), store_));
 }
 
 std::shared_ptr<C10dStore> make_thread_store() {
   return std::make_shared<C10dStore>(c10::make_intrusive<c10d::HashStore>());
 }
 
-std::string Participant::to_string() const {
-  return fmt::format("pid {} on {} ({})", pid, host, program);
-}
+std::string Participant::to_string() const { return fmt::format("pid {} on {} ({})", pid, host, program); }
 
 Participant this_participant(std::int64_t world_size, std::string_view backend) {
   std::error_code ignored;
@@ -431,14 +419,12 @@ Roster meet(const RankEnvironment& environment, std::string_view backend, millis
   check_descriptors(place.rank.value, place.world_size.value, serves);
   std::optional<int> listener;
   if (!place.master_address) listener = find_address(place, timeout);
-  const std::string address =
-      fmt::format("{}:{}", place.master_address->value, place.master_port->value);
+  const std::string address = fmt::format("{}:{}", place.master_address->value, place.master_port->value);
   const std::string prefix = "espalier/" + (place.job ? place.job->value : "");
   const Participant self = this_participant(place.world_size.value, backend);
   while (true) {
     if (serves && !listener) listener = copy_of_inherited(place);
-    const auto store =
-        std::make_shared<C10dStore>(connect_store(place, listener, left_until(deadline)));
+    const auto store = std::make_shared<C10dStore>(connect_store(place, listener, left_until(deadline)));
     try {
       Roster roster = gather(store->below(prefix), place.rank.value, self, address, left_until(deadline));
       roster.meeting_host = place.master_address->value;
@@ -466,9 +452,9 @@ std::string address_for(const Roster& roster, std::int64_t rank) {
     const std::string address = local_address_towards(other.host);
     if (reachable(address)) return address;
   }
-  throw ConfigError(fmt::format(
-      "world: rank {} on {} finds no way to the other hosts; make their names resolvable here",
-      rank, roster.participants[static_cast<std::size_t>(rank)].host));
+  throw ConfigError(
+      fmt::format("world: rank {} on {} finds no way to the other hosts; make their names resolvable here", rank,
+                  roster.participants[static_cast<std::size_t>(rank)].host));
 }
 
 }  // namespace espalier::detail

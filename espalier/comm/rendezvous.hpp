@@ -57,9 +57,8 @@ std::shared_ptr<C10dStore> make_thread_store();
 
 // One rank as the others need to know it.
 struct Participant {
-  std::string host;  // its name, for people
-  std::string
-      machine;  // boot id, pid namespace and ESPALIER_HOST: equal means one host, as far as processes can see
+  std::string host;     // its name, for people
+  std::string machine;  // boot id, pid namespace and ESPALIER_HOST: equal means one host, as far as processes can see
   std::int64_t pid = 0;
   std::string program;
   std::int64_t world_size = 0;
@@ -73,18 +72,16 @@ Participant this_participant(std::int64_t world_size, std::string_view backend);
 struct Roster {
   std::vector<Participant> participants;  // by rank
   std::shared_ptr<C10dStore> store;       // of this world alone
-  std::string
-      why_not_one_host = {};  // empty: all ranks share a host and may open each other's descriptors
-  std::string why_not_each_host = {};  // empty: those that share a host may
-  std::string meeting_host = {};       // where the store is; empty: unknown
+  std::string why_not_one_host = {};      // empty: all ranks share a host and may open each other's descriptors
+  std::string why_not_each_host = {};     // empty: those that share a host may
+  std::string meeting_host = {};          // where the store is; empty: unknown
 };
 
 // Connects to the store that the environment names (rank 0 serves it unless an agent does), waits
 // for all ranks and checks that each is there once and means the same world. Blocks. CommError
 // names the ranks that are missing at the deadline; ConfigError, on all ranks, when a rank was
 // started twice or two programs meet at one address.
-Roster meet(const RankEnvironment& environment, std::string_view backend,
-            std::chrono::milliseconds timeout);
+Roster meet(const RankEnvironment& environment, std::string_view backend, std::chrono::milliseconds timeout);
 
 // The same over a store that is there already.
 Roster gather(const std::shared_ptr<C10dStore>& store, std::int64_t rank, const Participant& self,

@@ -66,7 +66,8 @@ std::string current_text() {
 }  // namespace
 
 void run_threads(std::vector<std::shared_ptr<Transport>> transports, Backend backend,
-                 const std::function<void(World&)>& body, const WorldOptions& options, const std::vector<std::int64_t>& host_of_rank) {
+                 const std::function<void(World&)>& body, const WorldOptions& options,
+                 const std::vector<std::int64_t>& host_of_rank) {
   const auto size = static_cast<std::int64_t>(transports.size());
   FirstError first_error;
   std::vector<std::jthread> threads;
@@ -74,8 +75,14 @@ void run_threads(std::vector<std::shared_ptr<Transport>> transports, Backend bac
     threads.emplace_back([&, rank, transport = std::move(transports[static_cast<std::size_t>(rank)])]() mutable {
       at::set_num_threads(1);
       try {
-        Place place{.rank = rank, .size = size, .local_rank = rank, .local_size = size, .host = host_name(), .launcher = "threads",
-                    .backend = backend, .host_of_rank = host_of_rank};
+        Place place{.rank = rank,
+                    .size = size,
+                    .local_rank = rank,
+                    .local_size = size,
+                    .host = host_name(),
+                    .launcher = "threads",
+                    .backend = backend,
+                    .host_of_rank = host_of_rank};
         if (!host_of_rank.empty()) {
           const auto me = host_of_rank.begin() + rank;
           place.local_rank = std::count(host_of_rank.begin(), me, *me);
@@ -110,14 +117,17 @@ void run_ranks(std::int64_t num_ranks, const std::function<void(World&)>& body, 
         transports = detail::make_gloo_transports_for_threads(num_ranks, {.timeout = options.timeout});
         break;
       case Backend::hierarchical:
-        throw ConfigError("run_ranks: the ranks of backend hierarchical are on several hosts, but these are threads of one process; "
-                          "choose host or gloo");
+        throw ConfigError(
+            "run_ranks: the ranks of backend hierarchical are on several hosts, but these are threads of one process; "
+            "choose host or gloo");
       case Backend::c10d:
-        throw ConfigError("run_ranks: a world of backend c10d is made of the program's process group (World::from_c10d); choose "
-                          "host or gloo");
+        throw ConfigError(
+            "run_ranks: a world of backend c10d is made of the program's process group (World::from_c10d); choose "
+            "host or gloo");
       case Backend::mpi:
-        throw ConfigError("run_ranks: the ranks of backend mpi are processes, not threads; start them with espalier run "
-                          "--backend mpi or mpirun, or choose host or gloo");
+        throw ConfigError(
+            "run_ranks: the ranks of backend mpi are processes, not threads; start them with espalier run "
+            "--backend mpi or mpirun, or choose host or gloo");
     }
   }
   detail::run_threads(std::move(transports), backend, body, options);

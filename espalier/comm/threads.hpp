@@ -11,8 +11,8 @@
 
 namespace espalier::detail {
 
-// As run_ranks, with one rank for each transport. A single null transport makes a world of one. `host_of_rank`: on which host
-// each rank is said to be; empty: all on one.
+// As run_ranks, with one rank for each transport. A single null transport makes a world of one. `host_of_rank`: on
+// which host each rank is said to be; empty: all on one.
 void run_threads(std::vector<std::shared_ptr<Transport>> transports, Backend backend,
                  const std::function<void(World&)>& body, const WorldOptions& options,
                  const std::vector<std::int64_t>& host_of_rank = {});

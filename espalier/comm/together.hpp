@@ -15,8 +15,8 @@
 
 namespace espalier::detail {
 
-// Runs `action` on this rank and returns what it gave once it has succeeded on all: a ConfigError or a file system's error of
-// any member becomes everybody's ConfigError. All members must call; blocks.
+// Runs `action` on this rank and returns what it gave once it has succeeded on all: a ConfigError or a file system's
+// error of any member becomes everybody's ConfigError. All members must call; blocks.
 template <class Action>
 auto together(const Group& group, const Action& action) {
   using Result = std::invoke_result_t<const Action&>;

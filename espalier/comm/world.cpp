@@ -49,10 +49,11 @@ std::shared_ptr<GroupState> WorldCore::group(const std::shared_ptr<WorldCore>& s
   const Key key{members.to_vector(), duplicate};
   if (!duplicate.empty()) {
     const auto [entry, is_new] = duplicates_.emplace(duplicate, key.first);
-    ESPALIER_CHECK_CONFIG(entry->second == key.first,
-                          "group.duplicate: the name '{}' belongs to the ranks [{}], not to {}; give each duplicate its "
-                          "own name",
-                          duplicate, fmt::join(entry->second, ","), members.to_string());
+    ESPALIER_CHECK_CONFIG(
+        entry->second == key.first,
+        "group.duplicate: the name '{}' belongs to the ranks [{}], not to {}; give each duplicate its "
+        "own name",
+        duplicate, fmt::join(entry->second, ","), members.to_string());
   }
   std::erase_if(groups_, [](const auto& entry) { return entry.second.expired(); });
   std::weak_ptr<GroupState>& known = groups_[{key, std::string(name)}];
@@ -98,7 +99,8 @@ void WorldCore::close() {
 }
 
 void WorldCore::check_open(std::string_view where, std::string_view group) const {
-  ESPALIER_CHECK_CONFIG(!closed_, "{} on group '{}': rank {} has closed its world: its run_ranks body has returned; use a "
+  ESPALIER_CHECK_CONFIG(!closed_,
+                        "{} on group '{}': rank {} has closed its world: its run_ranks body has returned; use a "
                         "World, and what came from it, only inside that body",
                         where, group, place.rank);
 }
@@ -128,11 +130,16 @@ Backend backend_by_name(std::string_view name) {
 
 std::string_view to_string(Backend backend) {
   switch (backend) {
-    case Backend::host: return "host";
-    case Backend::gloo: return "gloo";
-    case Backend::hierarchical: return "hierarchical";
-    case Backend::mpi: return "mpi";
-    case Backend::c10d: return "c10d";
+    case Backend::host:
+      return "host";
+    case Backend::gloo:
+      return "gloo";
+    case Backend::hierarchical:
+      return "hierarchical";
+    case Backend::mpi:
+      return "mpi";
+    case Backend::c10d:
+      return "c10d";
   }
   return "?";
 }
@@ -156,7 +163,8 @@ Group World::make_group(const RankSet& members, std::string_view name) const {
 
 at::Tensor World::host_buffer(at::IntArrayRef sizes, at::ScalarType dtype) const {
   state_->core->check_open("host_buffer", "world");
-  const at::Tensor buffer = state_->core->transport == nullptr ? at::Tensor() : state_->core->transport->buffer(sizes, dtype);
+  const at::Tensor buffer =
+      state_->core->transport == nullptr ? at::Tensor() : state_->core->transport->buffer(sizes, dtype);
   return buffer.defined() ? buffer : at::empty(sizes, dtype);
 }
 

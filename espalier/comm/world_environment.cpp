@@ -42,12 +42,14 @@ WorldOptions completed(WorldOptions options, const Variables& variables) {
   const auto buffer = variables.find("ESPALIER_HOST_BUFFER_BYTES");
   if (!options.host_buffer_bytes && buffer != variables.end()) {
     const std::string& text = buffer->second;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), options.host_buffer_bytes.emplace());
+    const auto [end, error] =
+        std::from_chars(text.data(), text.data() + text.size(), options.host_buffer_bytes.emplace());
     ESPALIER_CHECK_CONFIG(error == std::errc() && end == text.data() + text.size(),
                           "ESPALIER_HOST_BUFFER_BYTES={}: expected a number of bytes, such as 17179869184", text);
   }
   if (const auto check = variables.find("ESPALIER_CHECK_CALLS"); check != variables.end() && !check->second.empty()) {
-    ESPALIER_CHECK_CONFIG(check->second == "0" || check->second == "1", "ESPALIER_CHECK_CALLS={}; expected 0 or 1", check->second);
+    ESPALIER_CHECK_CONFIG(check->second == "0" || check->second == "1", "ESPALIER_CHECK_CALLS={}; expected 0 or 1",
+                          check->second);
     options.check_calls = options.check_calls || check->second == "1";
   }
   return options;
@@ -66,10 +68,9 @@ std::vector<std::int64_t> number_hosts(const std::vector<detail::Participant>& p
 }
 
 Backend choose_backend(std::optional<Backend> requested, const detail::Roster& roster) {
-  ESPALIER_CHECK_CONFIG(
-      requested != Backend::host || roster.why_not_one_host.empty(),
-      "world: backend host needs all ranks on one host, but {}; ask for gloo, or for nothing",
-      roster.why_not_one_host);
+  ESPALIER_CHECK_CONFIG(requested != Backend::host || roster.why_not_one_host.empty(),
+                        "world: backend host needs all ranks on one host, but {}; ask for gloo, or for nothing",
+                        roster.why_not_one_host);
   ESPALIER_CHECK_CONFIG(
       requested != Backend::hierarchical || roster.why_not_each_host.empty(),
       "world: backend hierarchical needs ranks on one host to share memory, but {}; ask for gloo, or for nothing",
@@ -83,15 +84,17 @@ Backend choose_backend(std::optional<Backend> requested, const detail::Roster& r
 }
 
 World make_mpi_world(detail::Place place, const RankEnvironment& found, const WorldOptions& options) {
-  ESPALIER_CHECK_CONFIG(found.launcher != Launcher::espalier_run && found.launcher != Launcher::torchrun,
-                        "world: backend mpi needs ranks that MPI starts, but {} started this one ({}={}); start them with espalier "
-                        "run --backend mpi -n {} -- PROGRAM, with mpirun or with srun",
-                        to_string(found.launcher), found.rank.variable, place.rank, place.size);
+  ESPALIER_CHECK_CONFIG(
+      found.launcher != Launcher::espalier_run && found.launcher != Launcher::torchrun,
+      "world: backend mpi needs ranks that MPI starts, but {} started this one ({}={}); start them with espalier "
+      "run --backend mpi -n {} -- PROGRAM, with mpirun or with srun",
+      to_string(found.launcher), found.rank.variable, place.rank, place.size);
   detail::MpiWorld joined = detail::join_mpi({.timeout = options.timeout, .log = options.log});
-  ESPALIER_CHECK_CONFIG(joined.rank == place.rank && joined.size == place.size,
-                        "world: MPI says rank {} of {}, but {}={} and {}={}; start the program with the mpirun of the MPI that "
-                        "Espalier was built with",
-                        joined.rank, joined.size, found.rank.variable, place.rank, found.world_size.variable, place.size);
+  ESPALIER_CHECK_CONFIG(
+      joined.rank == place.rank && joined.size == place.size,
+      "world: MPI says rank {} of {}, but {}={} and {}={}; start the program with the mpirun of the MPI that "
+      "Espalier was built with",
+      joined.rank, joined.size, found.rank.variable, place.rank, found.world_size.variable, place.size);
   place.backend = Backend::mpi;
   place.local_rank = joined.local_rank;
   place.local_size = joined.local_size;
@@ -99,8 +102,8 @@ World make_mpi_world(detail::Place place, const RankEnvironment& found, const Wo
   return detail::make_world(std::move(place), std::move(joined.transport), options);
 }
 
-// Some requests to LibTorch's store wait for their answer without a deadline. Where the process that serves it stands still,
-// the thread that joins is left behind with them.
+// Some requests to LibTorch's store wait for their answer without a deadline. Where the process that serves it stands
+// still, the thread that joins is left behind with them.
 World join_within_deadline(const detail::Place& place, const RankEnvironment& found, std::optional<Backend> requested,
                            const WorldOptions& options) {
   constexpr std::chrono::seconds kLonger{5};  // than the deadlines within, whose texts say more
@@ -115,10 +118,11 @@ World join_within_deadline(const detail::Place& place, const RankEnvironment& fo
     return world.get();
   }
   thread.detach();
-  throw CommError(fmt::format("world: rank {} of {} did not join within {} ms: the store is reached but does not answer; look at "
-                              "the process that serves it, {}",
-                              place.rank, place.size, (options.timeout + kLonger) / std::chrono::milliseconds(1),
-                              found.agent_serves_store ? "torchrun's agent" : "rank 0"));
+  throw CommError(
+      fmt::format("world: rank {} of {} did not join within {} ms: the store is reached but does not answer; look at "
+                  "the process that serves it, {}",
+                  place.rank, place.size, (options.timeout + kLonger) / std::chrono::milliseconds(1),
+                  found.agent_serves_store ? "torchrun's agent" : "rank 0"));
 }
 
 }  // namespace
@@ -135,9 +139,10 @@ World World::from_environment(const WorldOptions& asked) {
                       .host = host_name(),
                       .launcher = std::string(to_string(found.launcher)),
                       .backend = requested.value_or(Backend::host)};
-  ESPALIER_CHECK_CONFIG(requested != Backend::c10d,
-                        "world: backend c10d is the program's process group; make the world with World::from_c10d, or ask for host, "
-                        "gloo, hierarchical, mpi or nothing");
+  ESPALIER_CHECK_CONFIG(
+      requested != Backend::c10d,
+      "world: backend c10d is the program's process group; make the world with World::from_c10d, or ask for host, "
+      "gloo, hierarchical, mpi or nothing");
   if (requested == Backend::mpi) detail::require_mpi();
   if (place.size == 1) return detail::make_world(std::move(place), nullptr, options);
 

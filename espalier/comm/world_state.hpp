@@ -36,14 +36,14 @@ struct Place {
   std::vector<std::int64_t> host_of_rank = {};  // empty: all ranks share a host
 };
 
-// What the groups of one world share. Communicators live as long as it does, because dropping one on a single rank would
-// lose its place in the sequence of operations.
+// What the groups of one world share. Communicators live as long as it does, because dropping one on a single rank
+// would lose its place in the sequence of operations.
 struct WorldCore {
   WorldCore(Place the_place, std::shared_ptr<Transport> the_transport, const WorldOptions& options);
 
   // The state of the group of `members` under `name`; `duplicate` is empty for the shared communicator of these ranks.
-  std::shared_ptr<GroupState> group(const std::shared_ptr<WorldCore>& self, const RankSet& members, std::string_view name,
-                                    std::string_view duplicate);
+  std::shared_ptr<GroupState> group(const std::shared_ptr<WorldCore>& self, const RankSet& members,
+                                    std::string_view name, std::string_view duplicate);
 
   // Keeps what still has to be finished on this rank after its Work was dropped, and finishes what can be.
   void park(std::shared_ptr<Operation> operation);
@@ -58,8 +58,9 @@ struct WorldCore {
   const std::shared_ptr<Transport> transport;  // null in a world of one
   const Log log;
   const std::chrono::milliseconds timeout;  // of waits without a deadline of their own
-  const bool checks_calls;  // where the backend does not find different calls by itself
-  std::shared_ptr<Store> store = {};  // that rank 0 serves, as long as this world is there, to worlds that the same ranks make later
+  const bool checks_calls;                  // where the backend does not find different calls by itself
+  std::shared_ptr<Store> store =
+      {};  // that rank 0 serves, as long as this world is there, to worlds that the same ranks make later
 
  private:
   std::atomic<bool> closed_ = false;
@@ -69,7 +70,7 @@ struct WorldCore {
   using Key = std::pair<std::vector<std::int64_t>, std::string>;  // members, duplicate name
   std::mutex mutex_;
   std::map<Key, std::shared_ptr<Communicator>> communicators_;
-  std::map<std::pair<Key, std::string>, std::weak_ptr<GroupState>> groups_;  // and the name shown
+  std::map<std::pair<Key, std::string>, std::weak_ptr<GroupState>> groups_;   // and the name shown
   std::map<std::string, std::vector<std::int64_t>, std::less<>> duplicates_;  // name -> members
 };
 

@@ -20,7 +20,8 @@ class FlatBuffer {
   // Makes the tensor of the gradients, such as World::host_buffer; its values do not matter.
   using MakeTensor = std::function<at::Tensor(at::IntArrayRef sizes, at::ScalarType dtype)>;
 
-  // Takes over all `parameters` (same dtype, CPU). Order and offsets are those of the list. ConfigError if dtypes differ.
+  // Takes over all `parameters` (same dtype, CPU). Order and offsets are those of the list. ConfigError if dtypes
+  // differ.
   explicit FlatBuffer(std::span<const Parameter> parameters, const MakeTensor& make_gradients = nullptr);
 
   // values().grad() is gradients().
@@ -52,6 +53,7 @@ struct FlatBuffers {
   std::vector<FlatBuffer> buffers;
   std::vector<std::vector<std::size_t>> indices;
 };
-FlatBuffers make_flat_buffers(std::span<const Parameter> parameters, const FlatBuffer::MakeTensor& make_gradients = nullptr);
+FlatBuffers make_flat_buffers(std::span<const Parameter> parameters,
+                              const FlatBuffer::MakeTensor& make_gradients = nullptr);
 
 }  // namespace espalier

@@ -15,8 +15,8 @@ namespace espalier {
 // "wte.weight" for a tied layer with key wte.
 struct Parameter {
   std::string name;
-  // The module's own tensors: one, or several where a tied layer is used more than once on this stage. All share storage,
-  // and in a flat buffer their gradient too.
+  // The module's own tensors: one, or several where a tied layer is used more than once on this stage. All share
+  // storage, and in a flat buffer their gradient too.
   std::vector<at::Tensor> uses;
   Placement placement;
 

@@ -37,9 +37,9 @@ class PartitionedTensor {
   static constexpr std::int64_t kMagic = 0x455350414c494552;  // "ESPALIER"
   static constexpr std::int64_t kVersion = 1;
 
-  // From either form and this rank's part, whose memory it shares. Where the versioned form says so, the part becomes a leaf
-  // that requires a gradient, unless it requires one already. ConfigError, with the numbers, when the metadata contradict
-  // themselves, the group, or the part. Does not communicate.
+  // From either form and this rank's part, whose memory it shares. Where the versioned form says so, the part becomes a
+  // leaf that requires a gradient, unless it requires one already. ConfigError, with the numbers, when the metadata
+  // contradict themselves, the group, or the part. Does not communicate.
   static PartitionedTensor from_meta(const at::Tensor& meta, const at::Tensor& local, const Group& group);
 
  private:

@@ -21,8 +21,9 @@ struct Placement {
   bool tied() const { return stages.size() > 1; }
 };
 
-// Whether the rank at these coordinates (one entry for each axis of the grid) speaks for its copy of the parameter: true
-// on exactly one rank for each distinct part. Sums over all ranks of what counted ranks hold see each element once.
+// Whether the rank at these coordinates (one entry for each axis of the grid) speaks for its copy of the parameter:
+// true on exactly one rank for each distinct part. Sums over all ranks of what counted ranks hold see each element
+// once.
 bool is_counted(const Placement& placement, std::span<const AxisCoordinate> rank);
 
 }  // namespace espalier

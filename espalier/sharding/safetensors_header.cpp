@@ -55,8 +55,8 @@ std::string dtype_names() {
 
 const Dtype& find_dtype(const std::string& path, const std::string& tensor, at::ScalarType type) {
   const auto* found = std::ranges::find(kDtypes, type, &Dtype::type);
-  ESPALIER_CHECK_CONFIG(found != kDtypes.end(), "{}: tensor '{}' has dtype {}; expected one of {}",
-                        path, tensor, at::toString(type), dtype_names());
+  ESPALIER_CHECK_CONFIG(found != kDtypes.end(), "{}: tensor '{}' has dtype {}; expected one of {}", path, tensor,
+                        at::toString(type), dtype_names());
   return *found;
 }
 
@@ -94,10 +94,9 @@ void check_header_crc(const std::string& path, const std::string& text, Checksum
                         "digits; the file is damaged",
                         path, kSafetensorsLengthBytes + static_cast<std::int64_t>(digits));
   const std::uint64_t actual = header_crc(text, digits);
-  ESPALIER_CHECK_CONFIG(
-      actual == *stated,
-      "{}: the header (bytes 0 to {}) has CRC-64 {}, but states {}; the file is damaged", path,
-      kSafetensorsLengthBytes + static_cast<std::int64_t>(text.size()), hex(actual), hex(*stated));
+  ESPALIER_CHECK_CONFIG(actual == *stated,
+                        "{}: the header (bytes 0 to {}) has CRC-64 {}, but states {}; the file is damaged", path,
+                        kSafetensorsLengthBytes + static_cast<std::int64_t>(text.size()), hex(actual), hex(*stated));
 }
 
 // Refuses equal keys: nlohmann-json keeps the last, other readers the first.
@@ -107,8 +106,7 @@ Json parse_json(const std::string& path, const std::string& text) {
   const auto watch_keys = [&](int, Json::parse_event_t event, Json& value) {
     if (event == Json::parse_event_t::object_start) open_objects.emplace_back();
     if (event == Json::parse_event_t::object_end) open_objects.pop_back();
-    if (event == Json::parse_event_t::key &&
-        !open_objects.back().insert(value.get<std::string>()).second)
+    if (event == Json::parse_event_t::key && !open_objects.back().insert(value.get<std::string>()).second)
       repeated = value;
     return true;
   };
@@ -116,23 +114,19 @@ Json parse_json(const std::string& path, const std::string& text) {
   try {
     json = Json::parse(text, watch_keys);
   } catch (const Json::exception& error) {
-    throw ConfigError(fmt::format("{}: the header (from byte {}) is not JSON: {}; {}", path,
-                                  kSafetensorsLengthBytes, error.what(), kSafetensorsDamaged));
+    throw ConfigError(fmt::format("{}: the header (from byte {}) is not JSON: {}; {}", path, kSafetensorsLengthBytes,
+                                  error.what(), kSafetensorsDamaged));
   }
-  ESPALIER_CHECK_CONFIG(!repeated, "{}: the header has the key '{}' twice; {}", path, *repeated,
-                        kSafetensorsDamaged);
-  ESPALIER_CHECK_CONFIG(json.is_object(), "{}: the header is not a JSON object; {}", path,
-                        kSafetensorsDamaged);
+  ESPALIER_CHECK_CONFIG(!repeated, "{}: the header has the key '{}' twice; {}", path, *repeated, kSafetensorsDamaged);
+  ESPALIER_CHECK_CONFIG(json.is_object(), "{}: the header is not a JSON object; {}", path, kSafetensorsDamaged);
   return json;
 }
 
 StringMap parse_metadata(const std::string& path, const Json& json) {
-  ESPALIER_CHECK_CONFIG(json.is_object(), "{}: '{}' is not a JSON object; {}", path, kMetadata,
-                        kSafetensorsDamaged);
+  ESPALIER_CHECK_CONFIG(json.is_object(), "{}: '{}' is not a JSON object; {}", path, kMetadata, kSafetensorsDamaged);
   StringMap metadata;
   for (const auto& [key, value] : json.items()) {
-    ESPALIER_CHECK_CONFIG(value.is_string(), "{}: metadata '{}' is not a string; {}", path, key,
-                          kSafetensorsDamaged);
+    ESPALIER_CHECK_CONFIG(value.is_string(), "{}: metadata '{}' is not a string; {}", path, key, kSafetensorsDamaged);
     metadata[key] = value.get<std::string>();
   }
   return metadata;
@@ -146,8 +140,7 @@ std::optional<std::vector<std::int64_t>> parse_counts(const Json& object, const 
   for (const Json& item : *list) {
     if (!item.is_number_unsigned()) return std::nullopt;
     const auto value = item.get<std::uint64_t>();
-    if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
-      return std::nullopt;
+    if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) return std::nullopt;
     counts.push_back(static_cast<std::int64_t>(value));
   }
   return counts;
@@ -155,8 +148,7 @@ std::optional<std::vector<std::int64_t>> parse_counts(const Json& object, const 
 
 // The product, unless it (zeros taken as ones, as strides are computed) times `elem_bytes` passes
 // 2^63.
-std::optional<std::int64_t> count_elems(const std::vector<std::int64_t>& shape,
-                                        std::int64_t elem_bytes) {
+std::optional<std::int64_t> count_elems(const std::vector<std::int64_t>& shape, std::int64_t elem_bytes) {
   std::int64_t bound = elem_bytes;
   std::int64_t num_elems = 1;
   for (const std::int64_t size : shape) {
@@ -167,37 +159,33 @@ std::optional<std::int64_t> count_elems(const std::vector<std::int64_t>& shape,
 }
 
 TensorInfo parse_tensor(const std::string& path, const std::string& name, const Json& json) {
-  ESPALIER_CHECK_CONFIG(json.is_object(), "{}: the entry of tensor '{}' is not a JSON object; {}",
-                        path, name, kSafetensorsDamaged);
+  ESPALIER_CHECK_CONFIG(json.is_object(), "{}: the entry of tensor '{}' is not a JSON object; {}", path, name,
+                        kSafetensorsDamaged);
   const auto dtype_json = json.find("dtype");
-  ESPALIER_CHECK_CONFIG(dtype_json != json.end() && dtype_json->is_string(),
-                        "{}: tensor '{}' has no dtype; {}", path, name, kSafetensorsDamaged);
+  ESPALIER_CHECK_CONFIG(dtype_json != json.end() && dtype_json->is_string(), "{}: tensor '{}' has no dtype; {}", path,
+                        name, kSafetensorsDamaged);
   const auto dtype_name = dtype_json->get<std::string>();
   const auto* dtype = std::ranges::find(kDtypes, dtype_name, &Dtype::name);
-  ESPALIER_CHECK_CONFIG(dtype != kDtypes.end(),
-                        "{}: tensor '{}' has dtype '{}'; expected one of {}", path, name,
+  ESPALIER_CHECK_CONFIG(dtype != kDtypes.end(), "{}: tensor '{}' has dtype '{}'; expected one of {}", path, name,
                         dtype_name, dtype_names());
 
   const auto shape = parse_counts(json, "shape");
-  ESPALIER_CHECK_CONFIG(shape.has_value(),
-                        "{}: the shape of tensor '{}' is not a list of sizes; {}", path, name,
+  ESPALIER_CHECK_CONFIG(shape.has_value(), "{}: the shape of tensor '{}' is not a list of sizes; {}", path, name,
                         kSafetensorsDamaged);
   const auto num_elems = count_elems(*shape, dtype->elem_bytes);
-  ESPALIER_CHECK_CONFIG(num_elems.has_value(),
-                        "{}: the shape [{}] of tensor '{}' takes more than 2^63 bytes; {}", path,
+  ESPALIER_CHECK_CONFIG(num_elems.has_value(), "{}: the shape [{}] of tensor '{}' takes more than 2^63 bytes; {}", path,
                         fmt::join(*shape, ", "), name, kSafetensorsDamaged);
 
   const auto offsets = parse_counts(json, "data_offsets");
-  ESPALIER_CHECK_CONFIG(
-      offsets.has_value() && offsets->size() == 2 && (*offsets)[0] <= (*offsets)[1],
-      "{}: the data_offsets of tensor '{}' are not two ascending numbers; {}", path, name,
-      kSafetensorsDamaged);
+  ESPALIER_CHECK_CONFIG(offsets.has_value() && offsets->size() == 2 && (*offsets)[0] <= (*offsets)[1],
+                        "{}: the data_offsets of tensor '{}' are not two ascending numbers; {}", path, name,
+                        kSafetensorsDamaged);
   const std::int64_t num_bytes = *num_elems * dtype->elem_bytes;
   ESPALIER_CHECK_CONFIG((*offsets)[1] - (*offsets)[0] == num_bytes,
                         "{}: tensor '{}' of shape [{}] and dtype {} takes {} bytes, but its "
                         "data_offsets {} to {} hold {}; {}",
-                        path, name, fmt::join(*shape, ", "), dtype->name, num_bytes, (*offsets)[0],
-                        (*offsets)[1], (*offsets)[1] - (*offsets)[0], kSafetensorsDamaged);
+                        path, name, fmt::join(*shape, ", "), dtype->name, num_bytes, (*offsets)[0], (*offsets)[1],
+                        (*offsets)[1] - (*offsets)[0], kSafetensorsDamaged);
   return {.name = name,
           .dtype = dtype->type,
           .shape = *shape,
@@ -207,28 +195,24 @@ TensorInfo parse_tensor(const std::string& path, const std::string& name, const 
           .crc64 = std::nullopt};
 }
 
-void sort_and_check_offsets(const std::string& path, std::vector<TensorInfo>& tensors,
-                            std::int64_t data_bytes) {
-  std::ranges::sort(tensors, {},
-                    [](const TensorInfo& info) { return std::pair(info.offset, info.num_bytes); });
+void sort_and_check_offsets(const std::string& path, std::vector<TensorInfo>& tensors, std::int64_t data_bytes) {
+  std::ranges::sort(tensors, {}, [](const TensorInfo& info) { return std::pair(info.offset, info.num_bytes); });
   std::int64_t end = 0;
   for (const TensorInfo& info : tensors) {
     ESPALIER_CHECK_CONFIG(info.offset >= end,
                           "{}: tensor '{}' begins at byte {} of the data, inside the one before "
                           "it, which ends at {}; {}",
                           path, info.name, info.offset, end, kSafetensorsDamaged);
-    ESPALIER_CHECK_CONFIG(
-        info.offset == end,
-        "{}: bytes {} to {} of the data, before tensor '{}', belong to no tensor; {}", path, end,
-        info.offset, info.name, kSafetensorsDamaged);
+    ESPALIER_CHECK_CONFIG(info.offset == end,
+                          "{}: bytes {} to {} of the data, before tensor '{}', belong to no tensor; {}", path, end,
+                          info.offset, info.name, kSafetensorsDamaged);
     end = info.offset + info.num_bytes;
     ESPALIER_CHECK_CONFIG(end <= data_bytes,
                           "{}: tensor '{}' ends at byte {} of the data, but there are {}; the file "
                           "was cut short or is damaged",
                           path, info.name, end, data_bytes);
   }
-  ESPALIER_CHECK_CONFIG(end == data_bytes,
-                        "{}: the tensors end at byte {} of the data, but there are {}; {}", path,
+  ESPALIER_CHECK_CONFIG(end == data_bytes, "{}: the tensors end at byte {} of the data, but there are {}; {}", path,
                         end, data_bytes, kSafetensorsDamaged);
 }
 
@@ -241,16 +225,14 @@ void take_checksums(const std::string& path, SafetensorsHeader& header) {
       info.crc64 = parse_hex(found->second);
       header.metadata.erase(found);
     }
-    ESPALIER_CHECK_CONFIG(info.crc64.has_value(),
-                          "{}: the header has no checksum of tensor '{}'; {}", path, info.name,
+    ESPALIER_CHECK_CONFIG(info.crc64.has_value(), "{}: the header has no checksum of tensor '{}'; {}", path, info.name,
                           kSafetensorsDamaged);
   }
 }
 
 }  // namespace
 
-std::int64_t safetensors_elem_bytes(const std::string& path, const std::string& tensor,
-                                    at::ScalarType dtype) {
+std::int64_t safetensors_elem_bytes(const std::string& path, const std::string& tensor, at::ScalarType dtype) {
   return find_dtype(path, tensor, dtype).elem_bytes;
 }
 
@@ -260,10 +242,9 @@ std::string format_safetensors_header(const std::string& path, const Safetensors
   metadata[kHeaderKey] = std::string(kDigits, '0');
   json[kMetadata] = nullptr;  // comes first
   for (const TensorInfo& info : header.tensors) {
-    ESPALIER_CHECK_CONFIG(!json.contains(info.name), "{}: the tensor name '{}' is {}", path,
-                          info.name,
-                          info.name == kMetadata ? "reserved by the format; choose another"
-                                                 : "given twice; expected distinct names");
+    ESPALIER_CHECK_CONFIG(
+        !json.contains(info.name), "{}: the tensor name '{}' is {}", path, info.name,
+        info.name == kMetadata ? "reserved by the format; choose another" : "given twice; expected distinct names");
     metadata[fmt::format("{}{}", kTensorPrefix, info.name)] = hex(info.crc64.value());
     json[info.name] = {{"dtype", find_dtype(path, info.name, info.dtype).name},
                        {"shape", info.shape},
@@ -271,8 +252,7 @@ std::string format_safetensors_header(const std::string& path, const Safetensors
   }
   for (const auto& [key, value] : header.metadata) {
     ESPALIER_CHECK_CONFIG(key != kHeaderKey && !key.starts_with(kTensorPrefix),
-                          "{}: the metadata key '{}' is reserved for checksums; choose another",
-                          path, key);
+                          "{}: the metadata key '{}' is reserved for checksums; choose another", path, key);
     metadata[key] = value;
   }
   json[kMetadata] = std::move(metadata);
@@ -281,19 +261,18 @@ std::string format_safetensors_header(const std::string& path, const Safetensors
   try {
     text = json.dump();
   } catch (const Json::exception& error) {
-    throw ConfigError(
-        fmt::format("{}: a tensor name or metadata text is not UTF-8: {}", path, error.what()));
+    throw ConfigError(fmt::format("{}: a tensor name or metadata text is not UTF-8: {}", path, error.what()));
   }
   text.resize((text.size() + 7) / 8 * 8, ' ');
   ESPALIER_CHECK_CONFIG(static_cast<std::int64_t>(text.size()) <= kSafetensorsMaxHeaderBytes,
-                        "{}: the header takes {} bytes; expected at most {}; write several files",
-                        path, text.size(), kSafetensorsMaxHeaderBytes);
+                        "{}: the header takes {} bytes; expected at most {}; write several files", path, text.size(),
+                        kSafetensorsMaxHeaderBytes);
   const std::size_t digits = text.find(kHeaderField) + kHeaderField.size();
   return text.replace(digits, kDigits, hex(header_crc(text, digits)));
 }
 
-SafetensorsHeader parse_safetensors_header(const std::string& path, const std::string& text,
-                                           std::int64_t data_bytes, Checksums checksums) {
+SafetensorsHeader parse_safetensors_header(const std::string& path, const std::string& text, std::int64_t data_bytes,
+                                           Checksums checksums) {
   check_header_crc(path, text, checksums);
   SafetensorsHeader header;
   const Json json = parse_json(path, text);

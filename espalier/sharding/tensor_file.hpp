@@ -30,8 +30,7 @@ using StringMap = std::map<std::string, std::string>;
 // temporary one removed. ConfigError, with path and reason, when the folder cannot be written or
 // the disk is full, and for repeated names, reserved metadata keys, undefined tensors and other
 // dtypes.
-void write_tensor_file(const std::string& path, std::span<const NamedTensor> tensors,
-                       const StringMap& metadata = {});
+void write_tensor_file(const std::string& path, std::span<const NamedTensor> tensors, const StringMap& metadata = {});
 
 // What to do about a file without Espalier's checksums: refuse it, or trust it (files from other
 // programs).
@@ -58,7 +57,7 @@ class TensorFile {
   explicit TensorFile(std::string path, Checksums checksums = Checksums::required);
 
   const std::string& path() const { return path_; }
-  const StringMap& metadata() const { return metadata_; }  // as given to write_tensor_file
+  const StringMap& metadata() const { return metadata_; }              // as given to write_tensor_file
   const std::vector<TensorInfo>& tensors() const { return tensors_; }  // in the order of their data
   bool contains(std::string_view name) const { return index_.contains(name); }
   // ConfigError, with the names there are, when there is none of this name; so do the next two.
@@ -88,8 +87,7 @@ class TensorFile {
   std::size_t index_of(std::string_view name) const;
   void read_bytes(std::int64_t offset, void* to, std::int64_t num_bytes) const;
   void verify(std::size_t index) const;
-  at::Tensor read_range(std::size_t index, at::IntArrayRef shape, std::int64_t begin,
-                        std::int64_t end) const;
+  at::Tensor read_range(std::size_t index, at::IntArrayRef shape, std::int64_t begin, std::int64_t end) const;
 
   std::string path_;
   Descriptor file_;

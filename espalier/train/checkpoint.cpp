@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Order of a save: rank 0 makes step-N.tmp, every rank writes its files there, rank 0 writes the manifest, renames the folder,
-// renames a new `latest` over the old one, and only then removes old checkpoints. Each step ends with an agreement, so a full
-// disk on one rank is everybody's error and leaves `latest` where it was.
+// Order of a save: rank 0 makes step-N.tmp, every rank writes its files there, rank 0 writes the manifest, renames the
+// folder, renames a new `latest` over the old one, and only then removes old checkpoints. Each step ends with an
+// agreement, so a full disk on one rank is everybody's error and leaves `latest` where it was.
 #include "espalier/train/checkpoint.hpp"
 
 #include <c10/core/GradMode.h>
@@ -40,8 +40,8 @@ void remove_old(const fs::path& folder, const std::string& latest) {
 
 }  // namespace
 
-void write_checkpoint(const std::string& folder, const CheckpointManifest& manifest, std::span<const CheckpointTensor> held,
-                      const Group& world) {
+void write_checkpoint(const std::string& folder, const CheckpointManifest& manifest,
+                      std::span<const CheckpointTensor> held, const Group& world) {
   const fs::path root(folder);
   const std::string name = step_name(manifest.step);
   const fs::path temporary = root / (name + ".tmp");
@@ -86,13 +86,14 @@ std::optional<CheckpointManifest> read_manifest(const std::string& folder, const
     const auto json = nlohmann::json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
     ESPALIER_CHECK_CONFIG(json.is_object() && json.value("format", "") == "espalier checkpoint",
                           "checkpoint: {} is not the manifest of an espalier checkpoint", path.string());
-    ESPALIER_CHECK_CONFIG(json.value("version", 0) == kFormatVersion, "checkpoint: {} has format version {}; this program reads {}",
-                          path.string(), json.value("version", 0), kFormatVersion);
+    ESPALIER_CHECK_CONFIG(json.value("version", 0) == kFormatVersion,
+                          "checkpoint: {} has format version {}; this program reads {}", path.string(),
+                          json.value("version", 0), kFormatVersion);
     manifest = {json.value("step", std::int64_t{-1}), json.value("optimizer_steps", std::int64_t{-1}),
                 json.value("num_parameters", std::int64_t{-1}), json.value("replicas", std::int64_t{0})};
     ESPALIER_CHECK_CONFIG(latest == step_name(manifest.step) && manifest.optimizer_steps >= 0 && manifest.replicas >= 0,
-                          "checkpoint: {} is damaged: it says step {} of {} optimizer steps and {} replicas", path.string(), manifest.step,
-                          manifest.optimizer_steps, manifest.replicas);
+                          "checkpoint: {} is damaged: it says step {} of {} optimizer steps and {} replicas",
+                          path.string(), manifest.step, manifest.optimizer_steps, manifest.replicas);
   });
   agree(world, "checkpoint in " + folder, std::vector<std::string>{"latest=" + latest});
   if (latest.empty()) return std::nullopt;
@@ -109,10 +110,11 @@ void read_checkpoint(const std::string& folder, const CheckpointManifest& manife
       const std::string path = (root / one.file).string();
       const TensorFile& file = files.try_emplace(one.file, path).first->second;
       const at::Tensor read = file.read(one.name);
-      ESPALIER_CHECK_CONFIG(read.sizes() == one.tensor.sizes() && read.scalar_type() == one.tensor.scalar_type(),
-                            "checkpoint: {} in {} is {} [{}], but the model's is {} [{}]; resume with the model it was saved from",
-                            one.name, path, c10::toString(read.scalar_type()), fmt::join(read.sizes(), ","),
-                            c10::toString(one.tensor.scalar_type()), fmt::join(one.tensor.sizes(), ","));
+      ESPALIER_CHECK_CONFIG(
+          read.sizes() == one.tensor.sizes() && read.scalar_type() == one.tensor.scalar_type(),
+          "checkpoint: {} in {} is {} [{}], but the model's is {} [{}]; resume with the model it was saved from",
+          one.name, path, c10::toString(read.scalar_type()), fmt::join(read.sizes(), ","),
+          c10::toString(one.tensor.scalar_type()), fmt::join(one.tensor.sizes(), ","));
       one.tensor.detach().copy_(read);
     }
   });

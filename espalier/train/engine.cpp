@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step: zero gradients -> the schedule's instructions -> tied gradients summed over their stages -> all gradients averaged
-// over data, unless the optimizer does that its own way -> global norm, clip, agreement on whether they are finite ->
-// optimizer -> mean loss on every rank.
-// The scale is in one place each: 1/micro_batches where the loss's backward starts, 1/data in the average.
+// A step: zero gradients -> the schedule's instructions -> tied gradients summed over their stages -> all gradients
+// averaged over data, unless the optimizer does that its own way -> global norm, clip, agreement on whether they are
+// finite -> optimizer -> mean loss on every rank. The scale is in one place each: 1/micro_batches where the loss's
+// backward starts, 1/data in the average.
 #include "espalier/train/engine.hpp"
 
 #include <ATen/ops/full.h>
@@ -43,8 +43,8 @@ std::vector<FlatParameters> flat_parameters(FlatBuffers& flat, std::span<const P
   return all;
 }
 
-// "layers.3.up.weight" is in layers.3.safetensors, "wte.weight" of a tied key in wte.safetensors; what replica 1 has of its
-// own in layers.3.replica-1.safetensors.
+// "layers.3.up.weight" is in layers.3.safetensors, "wte.weight" of a tied key in wte.safetensors; what replica 1 has of
+// its own in layers.3.replica-1.safetensors.
 std::string file_of(const std::string& name, std::optional<std::int64_t> replica) {
   const std::size_t from = name.starts_with("layers.") ? std::string_view("layers.").size() : 0;
   return name.substr(0, name.find('.', from)) + (replica ? fmt::format(".replica-{}", *replica) : "") + ".safetensors";
@@ -68,10 +68,12 @@ void check_trains(const Schedule& schedule) {
   const ScheduleReport report = check(schedule);
   ESPALIER_CHECK_CONFIG(report.ok(), "engine: schedule {}: {}", schedule.name, report.errors.front());
   const bool updates = std::ranges::any_of(schedule.stages.front().steps, [](const auto& step) {
-    return std::ranges::any_of(step, [](const Instruction& instruction) { return instruction.op == Op::optimizer_step; });
+    return std::ranges::any_of(step,
+                               [](const Instruction& instruction) { return instruction.op == Op::optimizer_step; });
   });
-  ESPALIER_CHECK_CONFIG(updates, "engine: schedule {} never updates the weights; expected one that trains, such as 1f1b or gpipe",
-                        schedule.name);
+  ESPALIER_CHECK_CONFIG(
+      updates, "engine: schedule {} never updates the weights; expected one that trains, such as 1f1b or gpipe",
+      schedule.name);
 }
 
 }  // namespace
@@ -96,10 +98,12 @@ struct Engine::State {
   // What the optimizer keeps for each flat buffer.
   using OptimizerStates = std::vector<std::vector<OptimizerState>>;
   OptimizerStates optimizer_states();
-  void add_states(const OptimizerStates& states, std::optional<std::int64_t> replica, std::vector<detail::CheckpointTensor>& tensors) const;
+  void add_states(const OptimizerStates& states, std::optional<std::int64_t> replica,
+                  std::vector<detail::CheckpointTensor>& tensors) const;
   std::vector<detail::CheckpointTensor> shared_tensors(const OptimizerStates& states) const;
   std::vector<detail::CheckpointTensor> replica_tensors(const OptimizerStates& states, std::int64_t replica) const;
-  void read_replica_states(const std::string& folder, const detail::CheckpointManifest& manifest, const OptimizerStates& states) const;
+  void read_replica_states(const std::string& folder, const detail::CheckpointManifest& manifest,
+                           const OptimizerStates& states) const;
 };
 
 // Each last-stage rank has the sum over its own micro-batches.
@@ -128,7 +132,8 @@ void Engine::State::reduce_grads() {
   const auto begin = Clock::now();
   for (FlatBuffer& buffer : flat.buffers) {
     const std::int64_t elems = buffer.gradients().numel();
-    last.averaging_fp32_bytes += ring_all_reduce_bytes(elems * static_cast<std::int64_t>(sizeof(float)), replicas.size());
+    last.averaging_fp32_bytes +=
+        ring_all_reduce_bytes(elems * static_cast<std::int64_t>(sizeof(float)), replicas.size());
     if (optimizer->averages()) continue;
     average_in_buckets(buffer.gradients(), replicas, options.bucket_bytes);
     last.averaging.bytes_sent += ring_all_reduce_bytes(elems * buffer.gradients().element_size(), replicas.size());
@@ -181,7 +186,8 @@ void Engine::State::add_states(const OptimizerStates& states, std::optional<std:
         const Parameter& parameter = module.parameters()[flat.indices[i][j]];
         const Placement placement = replica ? on_each_replica(parameter.placement) : parameter.placement;
         tensors.push_back({file_of(parameter.name, replica), parameter.name + ":" + state.name,
-                           flat.buffers[i].view(state.tensor, static_cast<std::int64_t>(j)), is_counted(placement, rank)});
+                           flat.buffers[i].view(state.tensor, static_cast<std::int64_t>(j)),
+                           is_counted(placement, rank)});
       }
     }
   }
@@ -191,13 +197,15 @@ void Engine::State::add_states(const OptimizerStates& states, std::optional<std:
 std::vector<detail::CheckpointTensor> Engine::State::shared_tensors(const OptimizerStates& states) const {
   std::vector<detail::CheckpointTensor> tensors;
   for (const auto& all : {module.parameters(), module.buffers()}) {
-    for (const Parameter& one : all) tensors.push_back({file_of(one.name, {}), one.name, one.tensor(), is_counted(one.placement, rank)});
+    for (const Parameter& one : all)
+      tensors.push_back({file_of(one.name, {}), one.name, one.tensor(), is_counted(one.placement, rank)});
   }
   add_states(states, {}, tensors);
   return tensors;
 }
 
-std::vector<detail::CheckpointTensor> Engine::State::replica_tensors(const OptimizerStates& states, std::int64_t replica) const {
+std::vector<detail::CheckpointTensor> Engine::State::replica_tensors(const OptimizerStates& states,
+                                                                     std::int64_t replica) const {
   std::vector<detail::CheckpointTensor> tensors;
   add_states(states, replica, tensors);
   return tensors;
@@ -225,16 +233,20 @@ void Engine::State::read_replica_states(const std::string& folder, const detail:
       for (std::size_t i = 0; i < tensors.size(); ++i) sums[i].add_(tensors[i].tensor);
     }
     if (replica + 1 < manifest.replicas) continue;
-    for (std::size_t i = 0; i < tensors.size(); ++i) at::Tensor(tensors[i].tensor).copy_(sums[i].div_(manifest.replicas));
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      at::Tensor(tensors[i].tensor).copy_(sums[i].div_(manifest.replicas));
   }
 }
 
-Engine::Engine(const Mesh& mesh, const PipelineModule& module, const OptimizerFactory& optimizer, const EngineOptions& options)
+Engine::Engine(const Mesh& mesh, const PipelineModule& module, const OptimizerFactory& optimizer,
+               const EngineOptions& options)
     : state_(new State{.mesh = mesh, .module = module, .options = options, .rank = own_place(mesh)}) {
   ESPALIER_CHECK_CONFIG(options.loss != nullptr, "engine: no loss function; set EngineOptions::loss");
-  ESPALIER_CHECK_CONFIG(options.micro_batches >= 1, "engine: {} micro-batches; expected at least 1", options.micro_batches);
+  ESPALIER_CHECK_CONFIG(options.micro_batches >= 1, "engine: {} micro-batches; expected at least 1",
+                        options.micro_batches);
   ESPALIER_CHECK_CONFIG(std::isfinite(options.max_grad_norm) && options.max_grad_norm >= 0.0,
-                        "engine: max_grad_norm is {}; expected a finite number >= 0 (0: do not clip)", options.max_grad_norm);
+                        "engine: max_grad_norm is {}; expected a finite number >= 0 (0: do not clip)",
+                        options.max_grad_norm);
   agree(mesh.world().group(), "engine",
         std::vector<std::string>{fmt::format("micro_batches={}", options.micro_batches),
                                  fmt::format("schedule={}", options.schedule.name),
@@ -244,7 +256,9 @@ Engine::Engine(const Mesh& mesh, const PipelineModule& module, const OptimizerFa
   check_trains(state_->train_schedule);
   FlatBuffer::MakeTensor in_shared_memory;  // what is averaged need not be copied there
   if (mesh.group("data_context").size() > 1) {
-    in_shared_memory = [world = mesh.world()](at::IntArrayRef sizes, at::ScalarType dtype) { return world.host_buffer(sizes, dtype); };
+    in_shared_memory = [world = mesh.world()](at::IntArrayRef sizes, at::ScalarType dtype) {
+      return world.host_buffer(sizes, dtype);
+    };
   }
   state_->flat = make_flat_buffers(module.parameters(), in_shared_memory);
   state_->optimizer = optimizer(flat_parameters(state_->flat, module.parameters()), mesh.group("data_context"));
@@ -266,7 +280,8 @@ StepResult Engine::train_batch(const MicroBatchSource& source) {
 
 double Engine::eval_batch(const MicroBatchSource& source, std::int64_t num_micro_batches) {
   State& self = *state_;
-  ESPALIER_CHECK_CONFIG(num_micro_batches >= 1, "engine: evaluation over {} micro-batches; expected at least 1", num_micro_batches);
+  ESPALIER_CHECK_CONFIG(num_micro_batches >= 1, "engine: evaluation over {} micro-batches; expected at least 1",
+                        num_micro_batches);
   self.module.train(false);
   const Schedule schedule = forward_only().generate(self.module.num_stages(), num_micro_batches);
   const double loss_sum = execute(self.module, schedule, source, self.options.loss);
@@ -291,7 +306,8 @@ void Engine::save(const std::string& folder) const {
   const auto own = state_->replica_tensors(states, replicas.rank());
   tensors.insert(tensors.end(), own.begin(), own.end());
   const bool some_own = all_reduce_scalar(own.empty() ? 0.0 : 1.0, world) > 0.0;
-  const detail::CheckpointManifest manifest{state_->step, state_->optimizer->num_steps(), num_parameters(), some_own ? replicas.size() : 0};
+  const detail::CheckpointManifest manifest{state_->step, state_->optimizer->num_steps(), num_parameters(),
+                                            some_own ? replicas.size() : 0};
   detail::write_checkpoint(folder, manifest, tensors, world);
 }
 
@@ -300,13 +316,15 @@ bool Engine::resume(const std::string& folder) {
   const auto manifest = detail::read_manifest(folder, world);
   if (!manifest) return false;
   const std::int64_t parameters = num_parameters();
-  ESPALIER_CHECK_CONFIG(manifest->num_parameters == parameters,
-                        "checkpoint: the model in {} has {} parameters, this one {}; resume with the model it was saved from",
-                        folder, manifest->num_parameters, parameters);
+  ESPALIER_CHECK_CONFIG(
+      manifest->num_parameters == parameters,
+      "checkpoint: the model in {} has {} parameters, this one {}; resume with the model it was saved from", folder,
+      manifest->num_parameters, parameters);
   state_->optimizer->restore(manifest->optimizer_steps);
   const auto states = state_->optimizer_states();
   auto saved = states;
-  for (auto& of_one : saved) std::erase_if(of_one, [&](const auto& state) { return state.with_replicas && manifest->replicas == 0; });
+  for (auto& of_one : saved)
+    std::erase_if(of_one, [&](const auto& state) { return state.with_replicas && manifest->replicas == 0; });
   auto tensors = state_->shared_tensors(saved);
   detail::read_checkpoint(folder, *manifest, tensors, world);
   if (manifest->replicas > 0) state_->read_replica_states(folder, *manifest, states);

@@ -11,10 +11,12 @@
 
 namespace espalier {
 
-double norm_power(const at::Tensor& tensor, const Placement& placement, std::span<const AxisCoordinate> rank, double p) {
+double norm_power(const at::Tensor& tensor, const Placement& placement, std::span<const AxisCoordinate> rank,
+                  double p) {
   ESPALIER_CHECK_CONFIG(p > 0.0, "gradient norm: order {}; expected a number above 0 or kInfNorm", p);
   if (tensor.numel() == 0) return 0.0;
-  const double norm = at::linalg_vector_norm(tensor, p, /*dim=*/c10::nullopt, /*keepdim=*/false, at::kDouble).item<double>();
+  const double norm =
+      at::linalg_vector_norm(tensor, p, /*dim=*/c10::nullopt, /*keepdim=*/false, at::kDouble).item<double>();
   if (!std::isfinite(norm)) return kInfNorm;
   if (!is_counted(placement, rank)) return 0.0;
   return std::isinf(p) ? norm : std::pow(norm, p);

@@ -12,9 +12,9 @@ namespace espalier {
 
 inline constexpr double kInfNorm = std::numeric_limits<double>::infinity();
 
-// What this rank adds to a norm of order p over all ranks: sum of |x|^p (the largest |x| for kInfNorm), in float64, where it
-// speaks for its copy of the parameter, 0 elsewhere. Infinity on any rank whose copy is not finite. Sum (or, for kInfNorm,
-// take the maximum of) it over parameters and ranks, then norm_from_power.
+// What this rank adds to a norm of order p over all ranks: sum of |x|^p (the largest |x| for kInfNorm), in float64,
+// where it speaks for its copy of the parameter, 0 elsewhere. Infinity on any rank whose copy is not finite. Sum (or,
+// for kInfNorm, take the maximum of) it over parameters and ranks, then norm_from_power.
 double norm_power(const at::Tensor& tensor, const Placement& placement, std::span<const AxisCoordinate> rank, double p);
 double norm_from_power(double power, double p);
 

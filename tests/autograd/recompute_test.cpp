@@ -18,7 +18,9 @@ struct Net {
     ++calls;
     return {second->forward(first->forward(inputs[0]).tanh()) + inputs[0]};
   }
-  std::vector<at::Tensor> gradients() const { return {first->weight.grad(), first->bias.grad(), second->weight.grad()}; }
+  std::vector<at::Tensor> gradients() const {
+    return {first->weight.grad(), first->bias.grad(), second->weight.grad()};
+  }
 
   torch::nn::Linear first{nullptr}, second{nullptr};
   int calls = 0;
@@ -43,7 +45,10 @@ TEST(Recompute, ReachesParametersWhenNoInputNeedsAGradient) {
   auto again = std::dynamic_pointer_cast<torch::nn::EmbeddingImpl>(plain->clone());
   const at::Tensor tokens = at::tensor({1, 2, 2, 9});
   plain->forward(tokens).square().sum().backward();
-  recompute([&](const auto& inputs) { return std::vector<at::Tensor>{again->forward(inputs[0])}; }, {tokens})[0].square().sum().backward();
+  recompute([&](const auto& inputs) { return std::vector<at::Tensor>{again->forward(inputs[0])}; }, {tokens})[0]
+      .square()
+      .sum()
+      .backward();
   EXPECT_TRUE(at::equal(plain->weight.grad(), again->weight.grad()));
 }
 
@@ -51,7 +56,8 @@ TEST(Recompute, LeavesAnInputThatIsHandedThroughAlone) {
   Net net;
   at::Tensor input = at::randn({4, 8}), mask = at::ones({4, 8}), kinds = at::zeros({4}, at::kLong);
   const auto outputs = recompute(
-      [&](const auto& inputs) { return std::vector<at::Tensor>{net(inputs)[0] * inputs[1], inputs[1], inputs[2]}; }, {input, mask, kinds});
+      [&](const auto& inputs) { return std::vector<at::Tensor>{net(inputs)[0] * inputs[1], inputs[1], inputs[2]}; },
+      {input, mask, kinds});
   EXPECT_FALSE(mask.requires_grad());
   EXPECT_TRUE(at::equal(outputs[2], kinds));
   outputs[0].sum().backward();

@@ -36,7 +36,9 @@ TEST(AtomicFile, AppearsOnlyWhenCommitted) {
 TEST(AtomicFile, GivenUpLeavesTheOldOneAndNothingElse) {
   const testing_support::TemporaryFolder folder;
   testing_support::write_text(folder.file("notes"), "old");
-  { AtomicFile(folder.file("notes")).append("half of"); }
+  {
+    AtomicFile(folder.file("notes")).append("half of");
+  }
   EXPECT_EQ(testing_support::read_text(folder.file("notes")), "old");
   EXPECT_EQ(folder.names(), std::set<std::string>{"notes"});
 }
@@ -54,12 +56,10 @@ TEST(AtomicFile, TwoAtOnceOfOneNameDoNotMix) {
 
 TEST(AtomicFile, NamesAMissingFolderAndAFolderInItsPlace) {
   const testing_support::TemporaryFolder folder;
-  EXPECT_THAT(
-      testing_support::error_of([&] { AtomicFile(folder.file("missing/notes")); }),
-      AllOf(HasSubstr(folder.file("missing/notes")), HasSubstr("No such file or directory")));
+  EXPECT_THAT(testing_support::error_of([&] { AtomicFile(folder.file("missing/notes")); }),
+              AllOf(HasSubstr(folder.file("missing/notes")), HasSubstr("No such file or directory")));
   EXPECT_THAT(testing_support::error_of([&] { AtomicFile(folder.path()); }), HasSubstr("Is a directory"));
-  EXPECT_THAT(testing_support::error_of([&] { AtomicFile("/proc/notes"); }),
-              HasSubstr("/proc/notes: cannot create"));
+  EXPECT_THAT(testing_support::error_of([&] { AtomicFile("/proc/notes"); }), HasSubstr("/proc/notes: cannot create"));
 }
 
 TEST(AtomicFile, OnAFullDiskSaysAtWhichByteAndKeepsTheOldOne) {

@@ -8,17 +8,14 @@
 namespace espalier {
 namespace {
 
-TEST(Crc64, HasTheCatalogueCheckValueOfCrc64Xz) {
-  EXPECT_EQ(crc64(0, "123456789", 9), 0x995DC9BBDF1939FAU);
-}
+TEST(Crc64, HasTheCatalogueCheckValueOfCrc64Xz) { EXPECT_EQ(crc64(0, "123456789", 9), 0x995DC9BBDF1939FAU); }
 
 TEST(Crc64, OfPiecesIsThatOfTheWhole) {
   std::string text;
   for (int i = 0; i < 100; ++i) text += static_cast<char>(i * 37 + 11);
   const std::uint64_t whole = crc64(0, text.data(), text.size());
   for (std::size_t cut = 0; cut <= text.size(); ++cut) {
-    EXPECT_EQ(crc64(crc64(0, text.data(), cut), text.data() + cut, text.size() - cut), whole)
-        << cut;
+    EXPECT_EQ(crc64(crc64(0, text.data(), cut), text.data() + cut, text.size() - cut), whole) << cut;
   }
 }
 

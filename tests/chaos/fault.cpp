@@ -43,16 +43,26 @@ std::optional<Step> with_another_shape(const Program& program, const Step& step,
 
 at::ScalarType another_dtype(at::ScalarType dtype) {
   switch (dtype) {
-    case at::kDouble: return at::kFloat;
-    case at::kFloat: return at::kDouble;
-    case at::kHalf: return at::kBFloat16;
-    case at::kBFloat16: return at::kHalf;
-    case at::kLong: return at::kInt;
-    case at::kInt: return at::kLong;
-    case at::kShort: return at::kByte;
-    case at::kChar: return at::kByte;
-    case at::kByte: return at::kChar;
-    default: return at::kByte;
+    case at::kDouble:
+      return at::kFloat;
+    case at::kFloat:
+      return at::kDouble;
+    case at::kHalf:
+      return at::kBFloat16;
+    case at::kBFloat16:
+      return at::kHalf;
+    case at::kLong:
+      return at::kInt;
+    case at::kInt:
+      return at::kLong;
+    case at::kShort:
+      return at::kByte;
+    case at::kChar:
+      return at::kByte;
+    case at::kByte:
+      return at::kChar;
+    default:
+      return at::kByte;
   }
 }
 
@@ -78,9 +88,12 @@ bool possible(FaultKind kind, const Program& program, std::size_t number, std::i
   const Step& step = program.steps[number];
   if (!takes_part(program, step, victim) || program.groups[step.group].ranks.size() == 1) return false;
   switch (kind) {
-    case FaultKind::wrong_shape: return with_another_shape(program, step, victim).has_value();
-    case FaultKind::wrong_dtype: return step.kind != Kind::barrier;
-    case FaultKind::extra: return is_collective(step.kind);
+    case FaultKind::wrong_shape:
+      return with_another_shape(program, step, victim).has_value();
+    case FaultKind::wrong_dtype:
+      return step.kind != Kind::barrier;
+    case FaultKind::extra:
+      return is_collective(step.kind);
     case FaultKind::skipped:
     case FaultKind::reordered: {
       // Two calls that look the same cannot be told apart by anybody.
@@ -96,7 +109,8 @@ bool possible(FaultKind kind, const Program& program, std::size_t number, std::i
     case FaultKind::segfault:
     case FaultKind::abort:
     case FaultKind::stop:
-    case FaultKind::exception: return true;
+    case FaultKind::exception:
+      return true;
   }
   return true;
 }
@@ -115,21 +129,36 @@ extern "C" void on_alarm(int) {
 
 std::string_view to_string(FaultKind kind) {
   switch (kind) {
-    case FaultKind::none: return "none";
-    case FaultKind::slow_peer: return "slow peer";
-    case FaultKind::stop_and_continue: return "stop and continue";
-    case FaultKind::full_disk: return "full disk";
-    case FaultKind::no_descriptors: return "no descriptors";
-    case FaultKind::kill: return "kill";
-    case FaultKind::segfault: return "segfault";
-    case FaultKind::abort: return "abort";
-    case FaultKind::stop: return "stop";
-    case FaultKind::exception: return "exception";
-    case FaultKind::wrong_shape: return "wrong shape";
-    case FaultKind::wrong_dtype: return "wrong dtype";
-    case FaultKind::skipped: return "skipped";
-    case FaultKind::extra: return "extra";
-    case FaultKind::reordered: return "reordered";
+    case FaultKind::none:
+      return "none";
+    case FaultKind::slow_peer:
+      return "slow peer";
+    case FaultKind::stop_and_continue:
+      return "stop and continue";
+    case FaultKind::full_disk:
+      return "full disk";
+    case FaultKind::no_descriptors:
+      return "no descriptors";
+    case FaultKind::kill:
+      return "kill";
+    case FaultKind::segfault:
+      return "segfault";
+    case FaultKind::abort:
+      return "abort";
+    case FaultKind::stop:
+      return "stop";
+    case FaultKind::exception:
+      return "exception";
+    case FaultKind::wrong_shape:
+      return "wrong shape";
+    case FaultKind::wrong_dtype:
+      return "wrong dtype";
+    case FaultKind::skipped:
+      return "skipped";
+    case FaultKind::extra:
+      return "extra";
+    case FaultKind::reordered:
+      return "reordered";
   }
   return "?";
 }
@@ -138,8 +167,8 @@ Fault choose_fault(std::uint64_t seed, Program& program) {
   Random random(derive_seed(seed, "chaos fault"));
   Fault fault{.kind = static_cast<FaultKind>(seed % kNumFaultKinds)};
   if (fault.kind == FaultKind::none) return fault;
-  const bool ends_or_stops = fault.kind == FaultKind::kill || fault.kind == FaultKind::stop ||
-                             fault.kind == FaultKind::stop_and_continue;
+  const bool ends_or_stops =
+      fault.kind == FaultKind::kill || fault.kind == FaultKind::stop || fault.kind == FaultKind::stop_and_continue;
   fault.while_joining = (fault.kind == FaultKind::no_descriptors && random.chance(0.5)) ||
                         ((ends_or_stops || fault.kind == FaultKind::abort) && random.chance(0.15));
   fault.at_any_instant = ends_or_stops && random.chance(0.5);
@@ -153,8 +182,10 @@ Fault choose_fault(std::uint64_t seed, Program& program) {
       program.steps.insert(program.steps.begin() + where, save);
       for (std::size_t k = 0; k < program.steps.size(); ++k) {
         Step& step = program.steps[k];
-        if (static_cast<std::ptrdiff_t>(k) == where) step.settled_by = k;
-        else if (static_cast<std::ptrdiff_t>(step.settled_by) >= where) ++step.settled_by;
+        if (static_cast<std::ptrdiff_t>(k) == where)
+          step.settled_by = k;
+        else if (static_cast<std::ptrdiff_t>(step.settled_by) >= where)
+          ++step.settled_by;
       }
     }
   }
@@ -171,11 +202,21 @@ std::vector<std::vector<Step>> steps_of_victim(const Fault& fault, const Program
   for (const Step& step : program.steps) steps.push_back({step});
   std::vector<Step>& here = steps[fault.step];
   switch (fault.kind) {
-    case FaultKind::wrong_shape: here = {*with_another_shape(program, here[0], fault.victim)}; break;
-    case FaultKind::wrong_dtype: here[0].dtype = another_dtype(here[0].dtype); break;
-    case FaultKind::skipped: here.clear(); break;
-    case FaultKind::extra: here.insert(here.begin(), unlike(here[0])); break;
-    case FaultKind::reordered: std::swap(here, steps[*next_in_group(program, fault.step)]); break;
+    case FaultKind::wrong_shape:
+      here = {*with_another_shape(program, here[0], fault.victim)};
+      break;
+    case FaultKind::wrong_dtype:
+      here[0].dtype = another_dtype(here[0].dtype);
+      break;
+    case FaultKind::skipped:
+      here.clear();
+      break;
+    case FaultKind::extra:
+      here.insert(here.begin(), unlike(here[0]));
+      break;
+    case FaultKind::reordered:
+      std::swap(here, steps[*next_in_group(program, fault.step)]);
+      break;
     case FaultKind::none:
     case FaultKind::slow_peer:
     case FaultKind::stop_and_continue:
@@ -185,7 +226,8 @@ std::vector<std::vector<Step>> steps_of_victim(const Fault& fault, const Program
     case FaultKind::segfault:
     case FaultKind::abort:
     case FaultKind::stop:
-    case FaultKind::exception: break;
+    case FaultKind::exception:
+      break;
   }
   return steps;
 }
@@ -207,16 +249,22 @@ std::int64_t now_us() { return std::chrono::steady_clock::now().time_since_epoch
 void strike(FaultKind kind, std::atomic<std::int64_t>& struck_us) {
   struck_us.store(now_us());
   switch (kind) {
-    case FaultKind::kill: ::kill(::getpid(), SIGKILL); break;
+    case FaultKind::kill:
+      ::kill(::getpid(), SIGKILL);
+      break;
     case FaultKind::segfault: {
       volatile int* volatile nowhere = nullptr;
       *nowhere = 1;
       break;
     }
-    case FaultKind::abort: std::abort();
+    case FaultKind::abort:
+      std::abort();
     case FaultKind::stop:
-    case FaultKind::stop_and_continue: ::kill(::getpid(), SIGSTOP); break;
-    case FaultKind::exception: throw std::runtime_error("chaos: a step throws");
+    case FaultKind::stop_and_continue:
+      ::kill(::getpid(), SIGSTOP);
+      break;
+    case FaultKind::exception:
+      throw std::runtime_error("chaos: a step throws");
     case FaultKind::none:
     case FaultKind::slow_peer:
     case FaultKind::full_disk:
@@ -225,14 +273,15 @@ void strike(FaultKind kind, std::atomic<std::int64_t>& struck_us) {
     case FaultKind::wrong_dtype:
     case FaultKind::skipped:
     case FaultKind::extra:
-    case FaultKind::reordered: break;
+    case FaultKind::reordered:
+      break;
   }
 }
 
 void strike_later(FaultKind kind, microseconds delay, std::atomic<std::int64_t>& struck_us) {
   timer_struck_us.store(&struck_us);
   timer_kind.store(static_cast<int>(kind));
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = on_alarm;
   action.sa_flags = SA_RESTART;
   ::sigaction(SIGALRM, &action, nullptr);

@@ -14,9 +14,21 @@
 namespace espalier::chaos {
 
 enum class FaultKind {
-  none, slow_peer, stop_and_continue, full_disk, no_descriptors,           // all ranks end well
-  kill, segfault, abort, stop, exception,                                  // the victim ends badly
-  wrong_shape, wrong_dtype, skipped, extra, reordered,                     // its calls do not fit the others'
+  none,
+  slow_peer,
+  stop_and_continue,
+  full_disk,
+  no_descriptors,  // all ranks end well
+  kill,
+  segfault,
+  abort,
+  stop,
+  exception,  // the victim ends badly
+  wrong_shape,
+  wrong_dtype,
+  skipped,
+  extra,
+  reordered,  // its calls do not fit the others'
 };
 inline constexpr int kNumFaultKinds = static_cast<int>(FaultKind::reordered) + 1;
 
@@ -24,16 +36,17 @@ std::string_view to_string(FaultKind kind);
 
 struct Fault {
   FaultKind kind = FaultKind::none;
-  std::int64_t victim = -1;             // world rank; -1: nobody
-  std::size_t step = 0;                 // of the program: it strikes before this one
-  bool while_joining = false;           // it strikes before the victim has a world
-  bool at_any_instant = false;          // not at the step itself, but so much later, by a timer
+  std::int64_t victim = -1;     // world rank; -1: nobody
+  std::size_t step = 0;         // of the program: it strikes before this one
+  bool while_joining = false;   // it strikes before the victim has a world
+  bool at_any_instant = false;  // not at the step itself, but so much later, by a timer
   std::chrono::microseconds delay{0};
-  std::chrono::milliseconds pause{0};   // how long a stopped victim stands still, a slow one sleeps
-  std::int64_t descriptors = 0;         // how many more the victim may open
+  std::chrono::milliseconds pause{0};  // how long a stopped victim stands still, a slow one sleeps
+  std::int64_t descriptors = 0;        // how many more the victim may open
 };
 
-// Every kind in turn as seeds go up; the rest is random. Changes the program where the fault needs it (steps that save).
+// Every kind in turn as seeds go up; the rest is random. Changes the program where the fault needs it (steps that
+// save).
 Fault choose_fault(std::uint64_t seed, Program& program);
 
 // What the victim does in place of each step of the program: that step, nothing, another, or two.

@@ -2,8 +2,8 @@
 // Random programs of operations:
 //   chaos [--seeds A..B | --seed N] [--steps N] [--jobs N] [--verbose]   with a fault each, on ranks that are processes
 //   chaos --soak OPERATIONS [--ranks N] [--as threads|processes] [--seed N]   without a fault, for long
-// Exit code 0: all is as it must be; 1: it is not, and every failing seed has a line that says how to replay it; 2: the command
-// line is wrong.
+// Exit code 0: all is as it must be; 1: it is not, and every failing seed has a line that says how to replay it; 2: the
+// command line is wrong.
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -43,7 +43,8 @@ std::uint64_t number(std::string_view text) {
   std::uint64_t value = 0;
   const char* const end = text.data() + text.size();
   const auto [after, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc{} || after != end) throw CLI::ValidationError("--seeds", fmt::format("'{}' is no number", text));
+  if (error != std::errc{} || after != end)
+    throw CLI::ValidationError("--seeds", fmt::format("'{}' is no number", text));
   return value;
 }
 
@@ -92,7 +93,8 @@ struct Result {
   result.done = true;
   std::string lines;
   if (result.failed) {
-    lines += fmt::format("FAILED {}; replay: chaos --seed {} --steps {} --verbose\n", describe(trial), seed, options.steps);
+    lines +=
+        fmt::format("FAILED {}; replay: chaos --seed {} --steps {} --verbose\n", describe(trial), seed, options.steps);
     for (const std::string& complaint : verdict.complaints) lines += fmt::format("  {}\n", complaint);
   } else if (options.verbose) {
     lines += describe(trial) + "\n";
@@ -159,7 +161,8 @@ int run_all(const Options& options) {
   }
   for (std::uint64_t seed = options.first; seed <= options.last; ++seed) {
     if (!results[seed - options.first].done) {
-      fmt::print("FAILED seed {}: its judge ended; replay: chaos --seed {} --steps {} --verbose\n", seed, seed, options.steps);
+      fmt::print("FAILED seed {}: its judge ended; replay: chaos --seed {} --steps {} --verbose\n", seed, seed,
+                 options.steps);
     }
   }
   return report(std::vector<Result>(results, results + count));

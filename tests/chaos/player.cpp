@@ -26,14 +26,16 @@ struct Memory {
 
 at::Tensor filled(const std::vector<char>& bytes, at::ScalarType dtype, const Memory& memory) {
   const auto count = static_cast<std::int64_t>(bytes.size() / c10::elementSize(dtype));
-  at::Tensor tensor = memory.buffers_of != nullptr ? memory.buffers_of->host_buffer({count}, dtype) : at::empty({count}, dtype);
+  at::Tensor tensor =
+      memory.buffers_of != nullptr ? memory.buffers_of->host_buffer({count}, dtype) : at::empty({count}, dtype);
   if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
   return memory.strided ? at::empty({count, 2}, dtype).select(1, 0).copy_(tensor) : tensor;
 }
 
 // Something that no result is equal to.
 at::Tensor unwritten(std::int64_t count, at::ScalarType dtype, const Memory& memory) {
-  const std::vector<char> bytes(static_cast<std::size_t>(count) * c10::elementSize(dtype), dtype == at::kBool ? 0 : 0x55);
+  const std::vector<char> bytes(static_cast<std::size_t>(count) * c10::elementSize(dtype),
+                                dtype == at::kBool ? 0 : 0x55);
   return filled(bytes, dtype, memory);
 }
 
@@ -108,7 +110,9 @@ void Player::begin(const Step& step) {
       pending.work = broadcast_(input, members, step.root);
       pending.outputs.push_back(input);
       break;
-    case Kind::all_gather: pending.work = all_gather_into(output(total(out)), input, members); break;
+    case Kind::all_gather:
+      pending.work = all_gather_into(output(total(out)), input, members);
+      break;
     case Kind::all_gather_v:
       for (const Part& part : out) output(part.count);
       pending.work = all_gather_v(pending.outputs, input, members);
@@ -118,19 +122,30 @@ void Player::begin(const Step& step) {
       pending.work = gather_into(me == step.root ? output(total(out)) : unused, input, members, step.root);
       break;
     }
-    case Kind::scatter: pending.work = scatter_into(output(total(out)), input, members, step.root); break;
-    case Kind::reduce_scatter: pending.work = reduce_scatter_into(output(total(out)), input, members, step.reduce); break;
-    case Kind::all_to_all: pending.work = all_to_all_into(output(total(out)), input, members); break;
+    case Kind::scatter:
+      pending.work = scatter_into(output(total(out)), input, members, step.root);
+      break;
+    case Kind::reduce_scatter:
+      pending.work = reduce_scatter_into(output(total(out)), input, members, step.reduce);
+      break;
+    case Kind::all_to_all:
+      pending.work = all_to_all_into(output(total(out)), input, members);
+      break;
     case Kind::all_to_all_v:
       pending.work = all_to_all_into(output(total(out)), input, members, counts(out), counts(in));
       break;
-    case Kind::barrier: pending.work = barrier(members); break;
+    case Kind::barrier:
+      pending.work = barrier(members);
+      break;
     case Kind::send:
       pending.work = send(input, members, step.receiver, step.tag);
       if (random_.chance(0.5)) std::memset(input.mutable_data_ptr(), 0x33, input.is_contiguous() ? input.nbytes() : 0);
       break;
-    case Kind::recv: pending.work = recv(output(total(out)), members, step.root, step.tag); break;
-    case Kind::save: throw std::logic_error("chaos: a player does not save");
+    case Kind::recv:
+      pending.work = recv(output(total(out)), members, step.root, step.tag);
+      break;
+    case Kind::save:
+      throw std::logic_error("chaos: a player does not save");
   }
   if (is_collective(step.kind) && random_.chance(0.03)) return;  // dropped: finishes by itself, in later calls
   pending_.push_back(std::move(pending));
@@ -155,9 +170,10 @@ void Player::wait(std::size_t which) {
     const auto end = bytes.begin() + static_cast<std::ptrdiff_t>(at + found.nbytes());
     const auto differs = std::mismatch(bytes.begin() + static_cast<std::ptrdiff_t>(at), end, data).first;
     if (differs != end) {
-      throw WrongResult(fmt::format("{} on rank {}: element {} of {} is wrong", describe(program_, pending.step), world_.rank(),
-                                    (differs - bytes.begin()) / static_cast<std::ptrdiff_t>(c10::elementSize(pending.step.dtype)),
-                                    total(expected)));
+      throw WrongResult(
+          fmt::format("{} on rank {}: element {} of {} is wrong", describe(program_, pending.step), world_.rank(),
+                      (differs - bytes.begin()) / static_cast<std::ptrdiff_t>(c10::elementSize(pending.step.dtype)),
+                      total(expected)));
     }
     at += found.nbytes();
   }

@@ -38,20 +38,34 @@ Kind name_of(Kind kind) { return kind == Kind::all_to_all_v ? Kind::all_to_all :
 
 std::string_view to_string(Kind kind) {
   switch (kind) {
-    case Kind::all_reduce: return "all_reduce";
-    case Kind::reduce: return "reduce";
-    case Kind::broadcast: return "broadcast";
-    case Kind::all_gather: return "all_gather";
-    case Kind::all_gather_v: return "all_gather_v";
-    case Kind::gather: return "gather";
-    case Kind::scatter: return "scatter";
-    case Kind::reduce_scatter: return "reduce_scatter";
-    case Kind::all_to_all: return "all_to_all";
-    case Kind::all_to_all_v: return "all_to_all with splits";
-    case Kind::barrier: return "barrier";
-    case Kind::send: return "send";
-    case Kind::recv: return "recv";
-    case Kind::save: return "save";
+    case Kind::all_reduce:
+      return "all_reduce";
+    case Kind::reduce:
+      return "reduce";
+    case Kind::broadcast:
+      return "broadcast";
+    case Kind::all_gather:
+      return "all_gather";
+    case Kind::all_gather_v:
+      return "all_gather_v";
+    case Kind::gather:
+      return "gather";
+    case Kind::scatter:
+      return "scatter";
+    case Kind::reduce_scatter:
+      return "reduce_scatter";
+    case Kind::all_to_all:
+      return "all_to_all";
+    case Kind::all_to_all_v:
+      return "all_to_all with splits";
+    case Kind::barrier:
+      return "barrier";
+    case Kind::send:
+      return "send";
+    case Kind::recv:
+      return "recv";
+    case Kind::save:
+      return "save";
   }
   return "?";
 }
@@ -75,10 +89,10 @@ std::vector<Members> make_groups(Random& random, const ProgramOptions& options) 
 }
 
 ReduceOp pick_reduction(Random& random, at::ScalarType dtype) {
-  static const std::vector<ReduceOp> floating{ReduceOp::sum, ReduceOp::sum, ReduceOp::mean, ReduceOp::product, ReduceOp::min,
-                                              ReduceOp::max};
-  static const std::vector<ReduceOp> integral{ReduceOp::sum, ReduceOp::product, ReduceOp::min, ReduceOp::max,
-                                              ReduceOp::bit_and, ReduceOp::bit_or, ReduceOp::bit_xor};
+  static const std::vector<ReduceOp> floating{ReduceOp::sum,     ReduceOp::sum, ReduceOp::mean,
+                                              ReduceOp::product, ReduceOp::min, ReduceOp::max};
+  static const std::vector<ReduceOp> integral{ReduceOp::sum,     ReduceOp::product, ReduceOp::min,    ReduceOp::max,
+                                              ReduceOp::bit_and, ReduceOp::bit_or,  ReduceOp::bit_xor};
   return random.pick(at::isFloatingType(dtype) ? floating : integral);
 }
 
@@ -117,7 +131,8 @@ std::uint64_t Random::next() {
 
 Program make_program(std::uint64_t seed, const ProgramOptions& options) {
   Random random(derive_seed(seed, "chaos program"));
-  Program program{.seed = seed, .num_ranks = options.num_ranks, .groups = make_groups(random, options), .steps = {}, .rests = {}};
+  Program program{
+      .seed = seed, .num_ranks = options.num_ranks, .groups = make_groups(random, options), .steps = {}, .rests = {}};
   std::vector<Owed> owed;  // oldest first
   const auto pay = [&](std::size_t which) {
     // Messages of a channel are matched in the order sent: the oldest of them comes first.
@@ -133,7 +148,8 @@ Program make_program(std::uint64_t seed, const ProgramOptions& options) {
     program.rests.push_back(program.steps.size());
   };
   while (static_cast<std::int64_t>(program.steps.size()) < options.num_steps) {
-    const std::int64_t since = static_cast<std::int64_t>(program.steps.size() - (program.rests.empty() ? 0 : program.rests.back()));
+    const std::int64_t since =
+        static_cast<std::int64_t>(program.steps.size() - (program.rests.empty() ? 0 : program.rests.back()));
     if (options.rest_every > 0 && since >= options.rest_every) rest();
     if (owed.size() > 6 || (!owed.empty() && random.chance(0.2))) {
       pay(static_cast<std::size_t>(random.below(static_cast<std::int64_t>(owed.size()))));
@@ -158,7 +174,8 @@ Program make_program(std::uint64_t seed, const ProgramOptions& options) {
     step.receiver = (step.root + 1 + random.below(size - 1)) % size;
     step.tag = random.below(3);
     // The same half comes first on a channel where one is owed, or they would be matched otherwise.
-    const auto waiting = std::ranges::find_if(owed, [&](const Owed& one) { return channel_of(one.step) == channel_of(step); });
+    const auto waiting =
+        std::ranges::find_if(owed, [&](const Owed& one) { return channel_of(one.step) == channel_of(step); });
     if (waiting != owed.end()) step.kind = waiting->step.kind == Kind::recv ? Kind::send : Kind::recv;
     Step other = step;
     other.kind = step.kind == Kind::send ? Kind::recv : Kind::send;
@@ -192,16 +209,16 @@ std::string describe(const Program& program, const Step& step) {
   const std::vector<std::int64_t>& ranks = program.groups[step.group].ranks;
   std::string what = step.kind == Kind::barrier || step.kind == Kind::save
                          ? ""
-                         : fmt::format("{} x {}{}", detail::dtype_name(step.dtype), has_uneven_parts(step.kind) ? "at most " : "",
-                                       step.count);
+                         : fmt::format("{} x {}{}", detail::dtype_name(step.dtype),
+                                       has_uneven_parts(step.kind) ? "at most " : "", step.count);
   if (reduces(step.kind)) what = fmt::format("{}, {}", detail::to_string(step.reduce), what);
   if (has_root(step.kind)) what += fmt::format(", root {}", step.root);
   if (step.kind == Kind::send || step.kind == Kind::recv) {
     what += fmt::format(", {} to {}, tag {}", ranks[static_cast<std::size_t>(step.root)],
                         ranks[static_cast<std::size_t>(step.receiver)], step.tag);
   }
-  return fmt::format("{}({}){} of group {} [{}]", to_string(step.kind), what, step.strided ? ", strided," : "", step.group,
-                     fmt::join(ranks, ","));
+  return fmt::format("{}({}){} of group {} [{}]", to_string(step.kind), what, step.strided ? ", strided," : "",
+                     step.group, fmt::join(ranks, ","));
 }
 
 }  // namespace espalier::chaos

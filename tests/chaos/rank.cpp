@@ -57,10 +57,15 @@ World join(const Trial& trial, std::int64_t rank, const Meeting& meeting) {
   options.log = nullptr;
   const std::int64_t size = trial.program.num_ranks;
   if (trial.from_environment) {
-    const Variables variables = variables_of_rank(process_variables(), {.rank = rank, .num_ranks = size, .local_rank = rank,
-                                                                       .local_size = size, .address = "127.0.0.1",
-                                                                       .port = meeting.port, .store_descriptor = rank == 0 ? meeting.listener : -1,
-                                                                       .job = "chaos"});
+    const Variables variables =
+        variables_of_rank(process_variables(), {.rank = rank,
+                                                .num_ranks = size,
+                                                .local_rank = rank,
+                                                .local_size = size,
+                                                .address = "127.0.0.1",
+                                                .port = meeting.port,
+                                                .store_descriptor = rank == 0 ? meeting.listener : -1,
+                                                .job = "chaos"});
     ::clearenv();
     for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
     return World::from_environment(options);
@@ -68,8 +73,13 @@ World join(const Trial& trial, std::int64_t rank, const Meeting& meeting) {
   testing_support::FileStore store(meeting.folder);
   auto transport = detail::make_host_transport(
       store, rank, size, {.timeout = options.timeout, .arena_bytes = trial.arena_bytes, .log = nullptr});
-  return detail::make_world({.rank = rank, .size = size, .local_rank = rank, .local_size = size, .host = "here",
-                             .launcher = "chaos", .backend = Backend::host},
+  return detail::make_world({.rank = rank,
+                             .size = size,
+                             .local_rank = rank,
+                             .local_size = size,
+                             .host = "here",
+                             .launcher = "chaos",
+                             .backend = Backend::host},
                             std::move(transport), options);
 }
 
@@ -152,17 +162,21 @@ void put(std::array<char, size>& room, const std::string& text) {
   room[length] = '\0';
 }
 
-// What this process holds now and did not before, but for the pipe that libuv, in LibTorch's store, makes once and keeps, and
-// for sockets with which that store still looks for its server, in a thread that a failed joining leaves behind.
+// What this process holds now and did not before, but for the pipe that libuv, in LibTorch's store, makes once and
+// keeps, and for sockets with which that store still looks for its server, in a thread that a failed joining leaves
+// behind.
 std::string left_behind(const std::multiset<std::string>& before, bool joined) {
   std::string left = testing_support::newly_held(before);
-  left = std::regex_replace(left, std::regex(R"((pipe:\[\d+\]); \1(; )?)"), "", std::regex_constants::format_first_only);
+  left =
+      std::regex_replace(left, std::regex(R"((pipe:\[\d+\]); \1(; )?)"), "", std::regex_constants::format_first_only);
   return joined ? left : std::regex_replace(left, std::regex(R"(socket:\[\d+\](; )?)"), "");
 }
 
 }  // namespace
 
-std::string errors_file(const Meeting& meeting, std::int64_t rank) { return fmt::format("{}/errors-{}", meeting.folder, rank); }
+std::string errors_file(const Meeting& meeting, std::int64_t rank) {
+  return fmt::format("{}/errors-{}", meeting.folder, rank);
+}
 
 int run_rank(const Trial& trial, std::int64_t rank, const Meeting& meeting, Board& board) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -87,18 +87,24 @@ void run_threads(const Program& program, RankRecord* records) {
   const detail::HostOptions host{.timeout = kTimeout, .arena_bytes = kArenaBytes};
   WorldOptions options;
   options.timeout = kTimeout;
-  detail::run_threads(detail::make_host_transports_for_threads(program.num_ranks, host), Backend::host,
-                      [&](World& world) { play(world, program, records[world.rank()]); }, options);
+  detail::run_threads(
+      detail::make_host_transports_for_threads(program.num_ranks, host), Backend::host,
+      [&](World& world) { play(world, program, records[world.rank()]); }, options);
 }
 
 void run_rank_process(const Program& program, std::int64_t rank, const std::string& folder, RankRecord& record) {
   at::set_num_threads(1);
   testing_support::FileStore store(folder);
-  auto transport = detail::make_host_transport(store, rank, program.num_ranks, {.timeout = kTimeout, .arena_bytes = kArenaBytes});
+  auto transport =
+      detail::make_host_transport(store, rank, program.num_ranks, {.timeout = kTimeout, .arena_bytes = kArenaBytes});
   WorldOptions options;
   options.timeout = kTimeout;
-  const World world = detail::make_world({.rank = rank, .size = program.num_ranks, .local_rank = rank,
-                                          .local_size = program.num_ranks, .host = "here", .launcher = "chaos",
+  const World world = detail::make_world({.rank = rank,
+                                          .size = program.num_ranks,
+                                          .local_rank = rank,
+                                          .local_size = program.num_ranks,
+                                          .host = "here",
+                                          .launcher = "chaos",
                                           .backend = Backend::host},
                                          std::move(transport), options);
   play(world, program, record);
@@ -143,12 +149,14 @@ int soak(const SoakOptions& options) {
     fmt::print(stderr, "chaos: {} ranks; expected 2 to {}\n", options.num_ranks, kMostSoakingRanks);
     return 2;
   }
-  void* memory = ::mmap(nullptr, kMostSoakingRanks * sizeof(RankRecord), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* memory = ::mmap(nullptr, kMostSoakingRanks * sizeof(RankRecord), PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return 1;
   auto* records = new (memory) RankRecord[kMostSoakingRanks];
-  const Program program = make_program(
-      options.seed, {.num_ranks = options.num_ranks, .num_steps = options.num_operations, .num_groups = 40,
-                     .rest_every = (options.num_operations + 9) / 10});
+  const Program program = make_program(options.seed, {.num_ranks = options.num_ranks,
+                                                      .num_steps = options.num_operations,
+                                                      .num_groups = 40,
+                                                      .rest_every = (options.num_operations + 9) / 10});
   const auto begin = std::chrono::steady_clock::now();
   try {
     options.as_threads ? run_threads(program, records) : run_processes(program, records);
@@ -163,9 +171,10 @@ int soak(const SoakOptions& options) {
     calls += records[rank].num_played;
     failed = failed || !records[rank].finished;
   }
-  fmt::print("{} operations over {} groups, {} ranks as {}, seed {}: {} calls in {:.1f} s, {}\n\n", program.steps.size(),
-             program.groups.size(), options.num_ranks, options.as_threads ? "threads" : "processes", options.seed, calls,
-             seconds.count(), failed ? "NOT all right" : "all results right");
+  fmt::print("{} operations over {} groups, {} ranks as {}, seed {}: {} calls in {:.1f} s, {}\n\n",
+             program.steps.size(), program.groups.size(), options.num_ranks,
+             options.as_threads ? "threads" : "processes", options.seed, calls, seconds.count(),
+             failed ? "NOT all right" : "all results right");
   if (failed) return 1;
   fmt::print("| after | memory | descriptors | threads | unexpected messages |\n|---|---|---|---|---|\n");
   const std::size_t num_samples = std::min(kSamples, program.rests.size());
@@ -178,11 +187,12 @@ int soak(const SoakOptions& options) {
       most.threads = std::max(most.threads, one.threads);
       most.unexpected = std::max(most.unexpected, one.unexpected);
     }
-    fmt::print("| {} | {:.1f} MiB | {} | {} | {} |\n", program.rests[i], mib(most.memory_bytes),
-               most.descriptors, most.threads, most.unexpected);
+    fmt::print("| {} | {:.1f} MiB | {} | {} | {} |\n", program.rests[i], mib(most.memory_bytes), most.descriptors,
+               most.threads, most.unexpected);
   }
   for (std::int64_t rank = 0; rank < options.num_ranks; ++rank) {
-    const std::string grown = growth(records[rank].samples[0], records[rank].samples[num_samples - 1], options.num_ranks);
+    const std::string grown =
+        growth(records[rank].samples[0], records[rank].samples[num_samples - 1], options.num_ranks);
     if (grown.empty()) continue;
     fmt::print("FAILED: rank {}: {} grew\n", rank, grown);
     failed = true;

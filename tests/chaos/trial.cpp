@@ -109,7 +109,8 @@ void await(const Trial& trial, std::vector<Rank>& ranks) {
       ::kill(ranks[victim].pid, SIGCONT);
       goes_on_us.reset();
     }
-    if (trial.fault.kind == FaultKind::stop && running == 1 && !ranks[victim].status) ::kill(ranks[victim].pid, SIGKILL);
+    if (trial.fault.kind == FaultKind::stop && running == 1 && !ranks[victim].status)
+      ::kill(ranks[victim].pid, SIGKILL);
     if (now_us() > deadline_us) {
       for (Rank& rank : ranks) {
         if (rank.status) continue;
@@ -139,16 +140,20 @@ bool names(const std::string& text, const Trial& trial, pid_t pid, bool is_victi
 }
 
 std::string describe_status(int status) {
-  return WIFSIGNALED(status) ? fmt::format("signal {}", WTERMSIG(status)) : fmt::format("exit code {}", WEXITSTATUS(status));
+  return WIFSIGNALED(status) ? fmt::format("signal {}", WTERMSIG(status))
+                             : fmt::format("exit code {}", WEXITSTATUS(status));
 }
 
 // The signal that ends the victim; 0: none.
 int fatal_signal(FaultKind kind) {
   switch (kind) {
     case FaultKind::kill:
-    case FaultKind::stop: return SIGKILL;
-    case FaultKind::segfault: return SIGSEGV;
-    case FaultKind::abort: return SIGABRT;
+    case FaultKind::stop:
+      return SIGKILL;
+    case FaultKind::segfault:
+      return SIGSEGV;
+    case FaultKind::abort:
+      return SIGABRT;
     case FaultKind::none:
     case FaultKind::slow_peer:
     case FaultKind::stop_and_continue:
@@ -159,7 +164,8 @@ int fatal_signal(FaultKind kind) {
     case FaultKind::wrong_dtype:
     case FaultKind::skipped:
     case FaultKind::extra:
-    case FaultKind::reordered: return 0;
+    case FaultKind::reordered:
+      return 0;
   }
   return 0;
 }
@@ -177,8 +183,8 @@ void judge(const Trial& trial, const std::vector<Rank>& ranks, const Board& boar
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const int status = *ranks[rank].status;
     const std::string text = board.ranks[rank].text.data();
-    verdict.last_words.push_back(fmt::format("pid {}, {}{}{}", ranks[rank].pid, describe_status(status), text.empty() ? "" : ": ",
-                                             text));
+    verdict.last_words.push_back(
+        fmt::format("pid {}, {}{}{}", ranks[rank].pid, describe_status(status), text.empty() ? "" : ": ", text));
     if (ranks[rank].hung) {
       complain(rank, "hung");
       continue;
@@ -195,7 +201,8 @@ void judge(const Trial& trial, const std::vector<Rank>& ranks, const Board& boar
     } else if (is_victim && fault.kind == FaultKind::exception) {
       if (status != 4 << 8) complain(rank, fmt::format("the victim ended with {}: {}", describe_status(status), text));
     } else if (is_victim && fault.kind == FaultKind::no_descriptors) {
-      if (status != 2 << 8 && status != 3 << 8) complain(rank, fmt::format("the victim ended with {}: {}", describe_status(status), text));
+      if (status != 2 << 8 && status != 3 << 8)
+        complain(rank, fmt::format("the victim ended with {}: {}", describe_status(status), text));
     } else if (status != 3 << 8) {
       complain(rank, fmt::format("{} instead of exit code 3: {}", describe_status(status), text));
     } else if (!names(text, trial, victim_pid, is_victim)) {
@@ -217,7 +224,8 @@ Trial make_trial(std::uint64_t seed, std::int64_t num_steps) {
   const std::vector<std::int64_t> ranks{2, 3, 3, 4, 4, 5, 6, 8};
   trial.from_environment = random.chance(0.4);
   trial.arena_bytes = std::int64_t{1} << random.between(16, 22);  // of messages up to 1 MiB
-  trial.program = make_program(seed, {.num_ranks = random.pick(ranks), .num_steps = num_steps / 2 + random.below(num_steps + 1)});
+  trial.program =
+      make_program(seed, {.num_ranks = random.pick(ranks), .num_steps = num_steps / 2 + random.below(num_steps + 1)});
   trial.fault = choose_fault(seed, trial.program);
   if (trial.fault.while_joining) trial.from_environment = true;  // the other way to meet is the tests' own
   const bool badly = ending(trial.fault) != Ending::well;
@@ -240,7 +248,8 @@ Verdict run_trial(const Trial& trial) {
     if (!errors.empty()) verdict.last_words[rank] += "\n    standard error: " + errors;
   }
   for (const std::string& name : folder.names()) {
-    const bool expected = name == "host_segment" || name.starts_with("errors-") || (name.starts_with("rank-") && name.ends_with(".safetensors"));
+    const bool expected = name == "host_segment" || name.starts_with("errors-") ||
+                          (name.starts_with("rank-") && name.ends_with(".safetensors"));
     if (!expected) verdict.complaints.push_back("left behind: file " + name);
   }
   if (::waitpid(-1, nullptr, WNOHANG) >= 0) verdict.complaints.push_back("left behind: a process");
@@ -248,9 +257,10 @@ Verdict run_trial(const Trial& trial) {
 }
 
 std::string describe(const Trial& trial) {
-  return fmt::format("seed {}: {}; {} ranks, {} steps, {} groups, {}", trial.seed, describe(trial.fault),
-                     trial.program.num_ranks, trial.program.steps.size(), trial.program.groups.size(),
-                     trial.from_environment ? "from the environment" : fmt::format("arenas of {} KiB", trial.arena_bytes >> 10));
+  return fmt::format(
+      "seed {}: {}; {} ranks, {} steps, {} groups, {}", trial.seed, describe(trial.fault), trial.program.num_ranks,
+      trial.program.steps.size(), trial.program.groups.size(),
+      trial.from_environment ? "from the environment" : fmt::format("arenas of {} KiB", trial.arena_bytes >> 10));
 }
 
 }  // namespace espalier::chaos

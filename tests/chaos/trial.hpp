@@ -15,10 +15,10 @@ struct Trial {
   std::uint64_t seed = 0;
   Program program;
   Fault fault;
-  bool from_environment = false;   // World::from_environment, as espalier run starts ranks; or host over a small arena
+  bool from_environment = false;  // World::from_environment, as espalier run starts ranks; or host over a small arena
   std::int64_t arena_bytes = 0;
-  std::int64_t timeout_ms = 0;     // of the world: joining, closing, and saving
-  std::int64_t patience_ms = 0;    // of a wait
+  std::int64_t timeout_ms = 0;   // of the world: joining, closing, and saving
+  std::int64_t patience_ms = 0;  // of a wait
 };
 
 // steps: of the program, about.

@@ -39,12 +39,18 @@ std::int64_t combine(ReduceOp op, bool truth, std::int64_t a, std::int64_t b) {
     case ReduceOp::sum:
     case ReduceOp::mean:
       return truth ? a | b : static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
-    case ReduceOp::product: return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
-    case ReduceOp::min: return std::min(a, b);
-    case ReduceOp::max: return std::max(a, b);
-    case ReduceOp::bit_and: return a & b;
-    case ReduceOp::bit_or: return a | b;
-    case ReduceOp::bit_xor: return a ^ b;
+    case ReduceOp::product:
+      return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
+    case ReduceOp::min:
+      return std::min(a, b);
+    case ReduceOp::max:
+      return std::max(a, b);
+    case ReduceOp::bit_and:
+      return a & b;
+    case ReduceOp::bit_or:
+      return a | b;
+    case ReduceOp::bit_xor:
+      return a ^ b;
   }
   return 0;
 }
@@ -102,8 +108,10 @@ std::vector<Part> inputs(const Step& step, std::int64_t size, std::int64_t membe
     case Kind::all_reduce:
     case Kind::reduce:
     case Kind::all_gather:
-    case Kind::gather: return {part(step, member, -1, step.count)};
-    case Kind::all_gather_v: return {part(step, member, -1, uneven(step, member, -1))};
+    case Kind::gather:
+      return {part(step, member, -1, step.count)};
+    case Kind::all_gather_v:
+      return {part(step, member, -1, uneven(step, member, -1))};
     case Kind::broadcast:
     case Kind::send:
       if (member == step.root) parts.push_back(part(step, member, -1, step.count));
@@ -120,7 +128,8 @@ std::vector<Part> inputs(const Step& step, std::int64_t size, std::int64_t membe
       return parts;
     case Kind::barrier:
     case Kind::recv:
-    case Kind::save: break;
+    case Kind::save:
+      break;
   }
   return parts;
 }
@@ -128,12 +137,17 @@ std::vector<Part> inputs(const Step& step, std::int64_t size, std::int64_t membe
 std::vector<Part> outputs(const Step& step, std::int64_t size, std::int64_t member) {
   std::vector<Part> parts;
   switch (step.kind) {
-    case Kind::all_reduce: return {reduced(step, size, -1)};
-    case Kind::reduce: return {member == step.root ? reduced(step, size, -1) : part(step, member, -1, step.count)};
-    case Kind::reduce_scatter: return {reduced(step, size, member)};
+    case Kind::all_reduce:
+      return {reduced(step, size, -1)};
+    case Kind::reduce:
+      return {member == step.root ? reduced(step, size, -1) : part(step, member, -1, step.count)};
+    case Kind::reduce_scatter:
+      return {reduced(step, size, member)};
     case Kind::broadcast:
-    case Kind::recv: return {part(step, step.root, -1, step.count)};
-    case Kind::scatter: return {part(step, step.root, member, step.count)};
+    case Kind::recv:
+      return {part(step, step.root, -1, step.count)};
+    case Kind::scatter:
+      return {part(step, step.root, member, step.count)};
     case Kind::gather:
       if (member != step.root) return parts;
       [[fallthrough]];
@@ -147,11 +161,13 @@ std::vector<Part> outputs(const Step& step, std::int64_t size, std::int64_t memb
       for (std::int64_t from = 0; from < size; ++from) parts.push_back(part(step, from, member, step.count));
       return parts;
     case Kind::all_to_all_v:
-      for (std::int64_t from = 0; from < size; ++from) parts.push_back(part(step, from, member, uneven(step, from, member)));
+      for (std::int64_t from = 0; from < size; ++from)
+        parts.push_back(part(step, from, member, uneven(step, from, member)));
       return parts;
     case Kind::barrier:
     case Kind::send:
-    case Kind::save: break;
+    case Kind::save:
+      break;
   }
   return parts;
 }
@@ -169,17 +185,38 @@ std::vector<char> bytes_of(const std::vector<Part>& parts, at::ScalarType dtype)
   bytes.reserve(static_cast<std::size_t>(elems) * c10::elementSize(dtype));
   for (const Part& one : parts) {
     switch (dtype) {
-      case at::kDouble: append<double>(bytes, one); break;
-      case at::kFloat: append<float>(bytes, one); break;
-      case at::kHalf: append<c10::Half>(bytes, one); break;
-      case at::kBFloat16: append<c10::BFloat16>(bytes, one); break;
-      case at::kLong: append<std::int64_t>(bytes, one); break;
-      case at::kInt: append<std::int32_t>(bytes, one); break;
-      case at::kShort: append<std::int16_t>(bytes, one); break;
-      case at::kChar: append<std::int8_t>(bytes, one); break;
-      case at::kByte: append<std::uint8_t>(bytes, one); break;
-      case at::kBool: append<std::uint8_t>(bytes, one); break;
-      default: throw std::logic_error("chaos: no such dtype");
+      case at::kDouble:
+        append<double>(bytes, one);
+        break;
+      case at::kFloat:
+        append<float>(bytes, one);
+        break;
+      case at::kHalf:
+        append<c10::Half>(bytes, one);
+        break;
+      case at::kBFloat16:
+        append<c10::BFloat16>(bytes, one);
+        break;
+      case at::kLong:
+        append<std::int64_t>(bytes, one);
+        break;
+      case at::kInt:
+        append<std::int32_t>(bytes, one);
+        break;
+      case at::kShort:
+        append<std::int16_t>(bytes, one);
+        break;
+      case at::kChar:
+        append<std::int8_t>(bytes, one);
+        break;
+      case at::kByte:
+        append<std::uint8_t>(bytes, one);
+        break;
+      case at::kBool:
+        append<std::uint8_t>(bytes, one);
+        break;
+      default:
+        throw std::logic_error("chaos: no such dtype");
     }
   }
   return bytes;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tensors of a step hold on every member, before and after, by plain arithmetic on small whole numbers: all sums and
-// products are exact in every dtype until they are rounded once.
+// What the tensors of a step hold on every member, before and after, by plain arithmetic on small whole numbers: all
+// sums and products are exact in every dtype until they are rounded once.
 #pragma once
 
 #include <cstdint>

@@ -18,12 +18,10 @@ const std::string kEspalier = ESPALIER_TEST_BIN "/espalier";
 TEST(Doctor, ReportsWhatItFindsAsText) {
   Program program({kEspalier, "doctor"}, {{"ESPALIER_BACKEND", "gloo"}});
   EXPECT_EQ(program.wait(), 0);
-  for (const char* mention :
-       {"built in\n", "version", "host\n", "cores", "memfd                 yes",
-        "pidfd                 yes", "launcher              alone", "ESPALIER_BACKEND=gloo",
-        "backend               gloo  (ESPALIER_BACKEND says so)",
-        "  send and recv         yes\n",
-        "  int16 reductions      "})
+  for (const char* mention : {"built in\n", "version", "host\n", "cores", "memfd                 yes",
+                              "pidfd                 yes", "launcher              alone", "ESPALIER_BACKEND=gloo",
+                              "backend               gloo  (ESPALIER_BACKEND says so)", "  send and recv         yes\n",
+                              "  int16 reductions      "})
     EXPECT_THAT(program.output(), HasSubstr(mention));
 }
 

@@ -39,15 +39,14 @@ TEST_F(Metrics, ComeBackWithEveryDigit) {
   const std::vector<MetricsRow> rows{row(0), {1, 1e-320, -0.0, std::nextafter(1.0, 2.0), 1e300, 0, 0, 0}};
   write(0, rows);
   EXPECT_EQ(read_metrics(path_), rows);
-  EXPECT_THAT(
-      testing_support::read_text(path_),
-      ::testing::StartsWith("step,loss,grad_norm,lr,tokens_per_s,averaging_bytes,averaging_fp32_bytes,"
-                            "averaging_share\n0,1.6666666666666667,0.1,"));
+  EXPECT_THAT(testing_support::read_text(path_),
+              ::testing::StartsWith("step,loss,grad_norm,lr,tokens_per_s,averaging_bytes,averaging_fp32_bytes,"
+                                    "averaging_share\n0,1.6666666666666667,0.1,"));
 }
 
 TEST_F(Metrics, KeepWhatIsNotFinite) {
-  write(0, {{0, std::nan(""), std::numeric_limits<double>::infinity(), 0,
-             -std::numeric_limits<double>::infinity(), 0, 0, 0}});
+  write(0, {{0, std::nan(""), std::numeric_limits<double>::infinity(), 0, -std::numeric_limits<double>::infinity(), 0,
+             0, 0}});
   const auto rows = read_metrics(path_);
   EXPECT_TRUE(std::isnan(rows.at(0).loss));
   EXPECT_TRUE(std::isinf(rows.at(0).grad_norm));
@@ -79,8 +78,8 @@ TEST_F(Metrics, RefuseOtherFilesWithTheLine) {
   EXPECT_THAT(testing_support::error_of([&] { MetricsWriter(path_, 3); }), HasSubstr("line 1"));
   write(0, {row(0)});
   const std::string good = testing_support::read_text(path_);
-  for (const std::string bad :
-       {"1,2,3,4,5", "1,2,3,4,5,6,7,8,9", "x,2,3,4,5,6,7,8", "1,2,,4,5,6,7,8", "1.5,2,3,4,5,6,7,8", "1,2,3,4,5,6.5,7,8", ""}) {
+  for (const std::string bad : {"1,2,3,4,5", "1,2,3,4,5,6,7,8,9", "x,2,3,4,5,6,7,8", "1,2,,4,5,6,7,8",
+                                "1.5,2,3,4,5,6,7,8", "1,2,3,4,5,6.5,7,8", ""}) {
     testing_support::write_text(path_, good + bad + "\n");
     EXPECT_THAT(testing_support::error_of([&] { read_metrics(path_); }),
                 AllOf(HasSubstr(path_), HasSubstr("line 3 is '" + bad + "'")));
@@ -92,8 +91,7 @@ TEST_F(Metrics, RefuseOtherFilesWithTheLine) {
 TEST_F(Metrics, SayThatTheDiskIsFull) {
   MetricsWriter writer(path_, 0);
   const testing_support::SmallDisk disk(60);
-  EXPECT_THAT(testing_support::error_of([&] { writer.append(row(7)); }),
-              AllOf(HasSubstr(path_), HasSubstr("step 7")));
+  EXPECT_THAT(testing_support::error_of([&] { writer.append(row(7)); }), AllOf(HasSubstr(path_), HasSubstr("step 7")));
 }
 
 }  // namespace

@@ -22,13 +22,11 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 Report full_report() {
-  Report report{
-      .title = "GPT <small> & tied", .made_with = "espalier 0.1.0", .total_seconds = 75.0};
+  Report report{.title = "GPT <small> & tied", .made_with = "espalier 0.1.0", .total_seconds = 75.0};
   for (std::int64_t step = 0; step < 400; ++step) {
     const auto t = static_cast<double>(step);
-    report.metrics.push_back({step, 2.4 + 3.1 * std::exp(-t / 60), 1.0 + 0.1 * std::sin(t),
-                              3e-3 * (1 - t / 400), 20'000 + 10 * t, step < 100 ? 3200 : 110, 3200,
-                              step < 100 ? 0.25 : 0.03125});
+    report.metrics.push_back({step, 2.4 + 3.1 * std::exp(-t / 60), 1.0 + 0.1 * std::sin(t), 3e-3 * (1 - t / 400),
+                              20'000 + 10 * t, step < 100 ? 3200 : 110, 3200, step < 100 ? 0.25 : 0.03125});
   }
   report.axes = {{"pipe", 2}, {"data", 3}};
   report.stages = {{"wte, block 0", 226'048}, {"block 1, norm", 616'448}};
@@ -59,8 +57,7 @@ std::string complaint(const std::string& html) {
     if (end == std::string::npos) return "unclosed tag";
     const std::string tag = html.substr(at + 1, end - at - 1);
     at = end + 1;
-    if (tag.find('<') != std::string::npos || std::ranges::count(tag, '"') % 2 != 0)
-      return "malformed <" + tag + ">";
+    if (tag.find('<') != std::string::npos || std::ranges::count(tag, '"') % 2 != 0) return "malformed <" + tag + ">";
     if (tag[0] == '!' || tag.back() == '/') continue;
     if (tag[0] != '/') {
       open.push_back(tag.substr(0, tag.find(' ')));
@@ -85,8 +82,7 @@ TEST(Report, IsWellFormedWhateverIsMissing) {
 
 TEST(Report, NeedsNothingFromElsewhere) {
   const std::string html = render_report(full_report());
-  for (const std::string outside :
-       {"http:", "https:", "//www", "url(", "@import", "<script", "<link", "src="})
+  for (const std::string outside : {"http:", "https:", "//www", "url(", "@import", "<script", "<link", "src="})
     EXPECT_THAT(html, Not(HasSubstr(outside)));
 }
 
@@ -132,9 +128,8 @@ TEST(Report, PutsSeveralRanksOfOnePlaceTogether) {
 
 TEST(Report, EscapesTextsOfOthers) {
   const std::string html = render_report(full_report());
-  EXPECT_THAT(html,
-              HasSubstr("<pre><b>The </b>cat &amp; "
-                        "&lt;script&gt;dog&lt;/script&gt;\n\xef\xbf\xbd\xef\xbf\xbd \xe2\x82\xac</pre>"));
+  EXPECT_THAT(html, HasSubstr("<pre><b>The </b>cat &amp; "
+                              "&lt;script&gt;dog&lt;/script&gt;\n\xef\xbf\xbd\xef\xbf\xbd \xe2\x82\xac</pre>"));
   EXPECT_THAT(html, HasSubstr("GPT &lt;small&gt; &amp; tied"));
   EXPECT_THAT(html, HasSubstr("a&lt;b&gt;&quot;c&quot;.txt"));
 }
@@ -150,8 +145,7 @@ TEST(Report, DrawsGapsWhereALossIsNotFinite) {
 }
 
 TEST(EscapeHtml, KeepsUtf8AndReplacesTheRest) {
-  EXPECT_EQ(escape_html("a\xc3\xa9\xe2\x82\xac\xf0\x9f\x8c\xb3\t\n"),
-            "a\xc3\xa9\xe2\x82\xac\xf0\x9f\x8c\xb3\t\n");
+  EXPECT_EQ(escape_html("a\xc3\xa9\xe2\x82\xac\xf0\x9f\x8c\xb3\t\n"), "a\xc3\xa9\xe2\x82\xac\xf0\x9f\x8c\xb3\t\n");
   for (const std::string bad :
        {"\xff", "\xc3", "\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe0\x80\x80", "\x80"}) {
     std::string expected;
@@ -189,8 +183,8 @@ TEST(LineChart, KeepsASpikeAmongManyPoints) {
 
 TEST(LineChart, DrawsAConstantAndASinglePoint) {
   for (const double value : {0.0, 5.0, -3.0}) {
-    const std::string svg = line_chart_svg(
-        {.title = "flat", .x_label = "step", .x = {3}, .curves = {{"y", "raw", {value}}}});
+    const std::string svg =
+        line_chart_svg({.title = "flat", .x_label = "step", .x = {3}, .curves = {{"y", "raw", {value}}}});
     EXPECT_THAT(svg, Not(HasSubstr("nan")));
     EXPECT_THAT(svg, HasSubstr("d=\"M"));
   }

@@ -27,14 +27,7 @@ const std::map<std::string, std::string> kNoLauncher{
     {"RANK", ""}, {"WORLD_SIZE", ""}, {"ESPALIER_RANK", ""}, {"ESPALIER_WORLD_SIZE", ""}};
 
 std::vector<std::string> run_words(int ranks, const std::string& script) {
-  return {ESPALIER_TEST_BIN "/espalier",
-          "run",
-          "-n",
-          std::to_string(ranks),
-          "--",
-          "/bin/sh",
-          "-c",
-          script};
+  return {ESPALIER_TEST_BIN "/espalier", "run", "-n", std::to_string(ranks), "--", "/bin/sh", "-c", script};
 }
 
 std::vector<std::string> sorted_lines(const std::string& text) {
@@ -66,9 +59,8 @@ TEST(Run, TellsEveryRankWhoItIs) {
                             "$ESPALIER_LOCAL_WORLD_SIZE, ${ESPALIER_STORE_FD:+serves}"),
                   kNoLauncher);
   EXPECT_EQ(program.wait(), 0);
-  EXPECT_EQ(
-      sorted_lines(program.output()),
-      (std::vector<std::string>{"0 of 3, 0 of 3, serves", "1 of 3, 1 of 3,", "2 of 3, 2 of 3,"}));
+  EXPECT_EQ(sorted_lines(program.output()),
+            (std::vector<std::string>{"0 of 3, 0 of 3, serves", "1 of 3, 1 of 3,", "2 of 3, 2 of 3,"}));
   EXPECT_EQ(program.error(), "");
 }
 
@@ -80,8 +72,7 @@ TEST(Run, ReplacesWhatAnotherLauncherSaidAboutAWorldOfOne) {
 
 TEST(Run, PassesExitCodesOnAndNamesTheRank) {
   for (const int code : {1, 2, 3, 4, 77}) {
-    Program program(run_words(3, fmt::format("test $ESPALIER_RANK != 1 || exit {}", code)),
-                    kNoLauncher);
+    Program program(run_words(3, fmt::format("test $ESPALIER_RANK != 1 || exit {}", code)), kNoLauncher);
     EXPECT_EQ(program.wait(), code);
     EXPECT_THAT(program.error(), StartsWith("espalier run: rank 1 of 3 (pid "));
     EXPECT_THAT(program.error(), HasSubstr(fmt::format(") ended with exit code {}", code)));
@@ -91,14 +82,11 @@ TEST(Run, PassesExitCodesOnAndNamesTheRank) {
 TEST(Run, EndsTheOthersWhenARankCrashes) {
   const std::string mark = marker();
   const auto start = TestClock::now();
-  Program program(
-      run_words(4, "test $ESPALIER_RANK != 2 || kill -SEGV $$; trap '' TERM; sleep " + mark),
-      kNoLauncher);
+  Program program(run_words(4, "test $ESPALIER_RANK != 2 || kill -SEGV $$; trap '' TERM; sleep " + mark), kNoLauncher);
   EXPECT_EQ(program.wait(), 128 + SIGSEGV);
   EXPECT_LT(seconds_since(start), kEndSeconds);
   EXPECT_THAT(program.error(), StartsWith("espalier run: rank 2 of 4 (pid "));
-  EXPECT_THAT(program.error(),
-              EndsWith(") was killed by signal 11 (SIGSEGV); ending the other 3\n"));
+  EXPECT_THAT(program.error(), EndsWith(") was killed by signal 11 (SIGSEGV); ending the other 3\n"));
   EXPECT_EQ(sorted_lines(program.error()).size(), 1U);
   EXPECT_TRUE(nothing_left(mark));
 }
@@ -120,17 +108,14 @@ TEST(Run, EndsTheOthersWhenARankIsKilledFromOutside) {
 }
 
 TEST(Run, LetsSurvivorsSayWhatTheySawBeforeTheyEnd) {
-  Program program(
-      run_words(
-          2, "test $ESPALIER_RANK != 1 || kill -KILL $$; sleep 0.2; echo rank 1 is gone; exit 3"),
-      kNoLauncher);
+  Program program(run_words(2, "test $ESPALIER_RANK != 1 || kill -KILL $$; sleep 0.2; echo rank 1 is gone; exit 3"),
+                  kNoLauncher);
   EXPECT_EQ(program.wait(), 128 + SIGKILL);
   EXPECT_EQ(program.output(), "rank 1 is gone\n");
 }
 
 TEST(Run, BlamesTheCauseRatherThanTheRankThatNoticedFirst) {
-  Program program(run_words(2, "test $ESPALIER_RANK != 1 && exit 3; sleep 0.2; exit 9"),
-                  kNoLauncher);
+  Program program(run_words(2, "test $ESPALIER_RANK != 1 && exit 3; sleep 0.2; exit 9"), kNoLauncher);
   EXPECT_EQ(program.wait(), 9);
   EXPECT_THAT(program.error(), StartsWith("espalier run: rank 1 of 2"));
 }
@@ -139,8 +124,7 @@ class RunSignal : public testing::TestWithParam<int> {};
 
 TEST_P(RunSignal, EndsAllRanksEvenThoseThatIgnoreIt) {
   const std::string mark = marker();
-  Program program(run_words(3, "trap '' TERM INT; (sleep " + mark + ") & sleep " + mark),
-                  kNoLauncher);
+  Program program(run_words(3, "trap '' TERM INT; (sleep " + mark + ") & sleep " + mark), kNoLauncher);
   ASSERT_TRUE(asleep(mark, 6));
   const auto start = TestClock::now();
   program.send(GetParam());
@@ -174,8 +158,7 @@ TEST(Run, LeavesNothingWhenTheLauncherItselfIsKilled) {
 
 TEST(Run, LeavesNothingBehindWhenAllEndsWell) {
   const std::string mark = marker();
-  Program program(run_words(2, "sleep " + mark + " & setsid sleep " + mark + " & sleep 0.2"),
-                  kNoLauncher);
+  Program program(run_words(2, "sleep " + mark + " & setsid sleep " + mark + " & sleep 0.2"), kNoLauncher);
   EXPECT_EQ(program.wait(), 0);
   EXPECT_EQ(count_processes(mark), 0);
 }
@@ -211,10 +194,8 @@ TEST(Run, RefusesWhatCannotBeStarted) {
     std::vector<std::string> words;
     const char* mention;
   } table[] = {
-      {{espalier, "run", "-n", "2", "--", "./no-such-program"},
-       "'./no-such-program' cannot be started: No such file"},
-      {{espalier, "run", "-n", "2", "--", "/etc/passwd"},
-       "'/etc/passwd' cannot be started: Permission denied"},
+      {{espalier, "run", "-n", "2", "--", "./no-such-program"}, "'./no-such-program' cannot be started: No such file"},
+      {{espalier, "run", "-n", "2", "--", "/etc/passwd"}, "'/etc/passwd' cannot be started: Permission denied"},
       {{espalier, "run", "-n", "0", "--", "true"}, "0 ranks; at least 1"},
       {{espalier, "run", "-n", "-3", "--", "true"}, "-3 ranks; at least 1"},
       {{espalier, "run", "-n", "two", "--", "true"}, "two"},
@@ -230,11 +211,9 @@ TEST(Run, RefusesWhatCannotBeStarted) {
 }
 
 TEST(Run, RefusesToStartWorldsInsideAWorld) {
-  Program program(run_words(2, "true"), {{"RANK", "1"},
-                                         {"WORLD_SIZE", "4"},
-                                         {"LOCAL_RANK", "1"},
-                                         {"MASTER_ADDR", "h"},
-                                         {"MASTER_PORT", "1"}});
+  Program program(
+      run_words(2, "true"),
+      {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}});
   EXPECT_EQ(program.wait(), 2);
   EXPECT_THAT(program.error(), HasSubstr("already rank 1 of 4 under torchrun (RANK=1)"));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both bridges to c10d. That a world over a process group computes what all worlds compute is the conformance suite's, which
-// also runs over a process group of ours.
+// Both bridges to c10d. That a world over a process group computes what all worlds compute is the conformance suite's,
+// which also runs over a process group of ours.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -53,15 +53,17 @@ ProcessGroupPtr process_group_of(const Group& group) {
 }
 
 // Runs `body` on threads, each with a process group over Gloo that the threads share; what they threw, by rank.
-std::vector<std::string> run_on_process_groups(std::int64_t size, const std::function<void(const ProcessGroupPtr&)>& body) {
+std::vector<std::string> run_on_process_groups(std::int64_t size,
+                                               const std::function<void(const ProcessGroupPtr&)>& body) {
   std::vector<std::string> errors(static_cast<std::size_t>(size));
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::jthread> threads;
   for (std::int64_t rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        body(process_group_over(store, BackendType::GLOO,
-                                detail::make_gloo_backend(c10::make_intrusive<c10d::PrefixStore>("gloo", store), rank, size)));
+        body(process_group_over(
+            store, BackendType::GLOO,
+            detail::make_gloo_backend(c10::make_intrusive<c10d::PrefixStore>("gloo", store), rank, size)));
       } catch (const std::exception& error) {
         errors[static_cast<std::size_t>(rank)] = error.what();
       }
@@ -149,11 +151,15 @@ TEST(FromC10d, SaysWhatABackendNeedsThatMakesNoOthers) {
     const auto process_group = process_group_over(store, BackendType::CUSTOM, as_c10d_backend(below.group()));
     const World world = World::from_c10d({process_group}, kQuiet);
     const std::string text = config_error_of([&] { (void)world.group().duplicate("twin"); });
-    expect(text.find("group 'twin' [0,1]: the process group's backend espalier makes no groups") != std::string::npos, text);
+    expect(text.find("group 'twin' [0,1]: the process group's backend espalier makes no groups") != std::string::npos,
+           text);
     expect(text.find("set C10dGroup::make_backend") != std::string::npos, text);
-    const World wrong = World::from_c10d({process_group, [&](const auto&, const RankSet&, std::string_view) {
-                                            return as_c10d_backend(below.make_group(RankSet::single(below.rank()), "alone"));
-                                          }}, kQuiet);
+    const World wrong =
+        World::from_c10d({process_group,
+                          [&](const auto&, const RankSet&, std::string_view) {
+                            return as_c10d_backend(below.make_group(RankSet::single(below.rank()), "alone"));
+                          }},
+                         kQuiet);
     const std::string size = config_error_of([&] { (void)wrong.group().duplicate("twin"); });
     expect(size.find("gave one of rank 0 of 1; expected a backend of rank") != std::string::npos, size);
     barrier(world.group()).wait();
@@ -199,7 +205,8 @@ TEST(WorldAt, BringsTogetherWhoMeetsAtAStore) {
 // Serves so many requests and no more, as if the rank that makes them had been killed.
 class MortalStore final : public c10d::PrefixStore {
  public:
-  MortalStore(const c10::intrusive_ptr<c10d::Store>& store, std::size_t requests) : PrefixStore("", store), left_(requests) {}
+  MortalStore(const c10::intrusive_ptr<c10d::Store>& store, std::size_t requests)
+      : PrefixStore("", store), left_(requests) {}
 
   using PrefixStore::wait;
   void set(const std::string& key, const std::vector<std::uint8_t>& value) override { next().set(key, value); }
@@ -229,9 +236,11 @@ TEST(Meeting, NamesWhoIsSilentFromAnyRequestOn) {
     const auto shared = c10::make_intrusive<c10d::HashStore>();
     for (std::size_t rank = 0; rank < 3; ++rank) {
       threads.emplace_back([&error = errors[requests][rank], shared, requests, rank] {
-        const auto store = std::make_shared<detail::C10dStore>(c10::make_intrusive<MortalStore>(shared, rank == 1 ? requests : 10'000));
+        const auto store = std::make_shared<detail::C10dStore>(
+            c10::make_intrusive<MortalStore>(shared, rank == 1 ? requests : 10'000));
         try {
-          (void)detail::gather(store, static_cast<std::int64_t>(rank), detail::this_participant(3, ""), "here", milliseconds(2000));
+          (void)detail::gather(store, static_cast<std::int64_t>(rank), detail::this_participant(3, ""), "here",
+                               milliseconds(2000));
         } catch (const std::exception& trouble) {
           error = trouble.what();
         }
@@ -325,15 +334,18 @@ TEST(C10dBackend, SaysWhatThereIsWhenAskedForWhatThereIsNot) {
       const std::string text = config_error_of(action);
       expect(text.find(part) != std::string::npos, text);
     };
-    refuses("recvAnysource on backend 'espalier' of group 'world': there is no such operation; there are allreduce, broadcast,",
-            [&] { backend->recvAnysource(tensors, 0); });
+    refuses(
+        "recvAnysource on backend 'espalier' of group 'world': there is no such operation; there are allreduce, broadcast,",
+        [&] { backend->recvAnysource(tensors, 0); });
     refuses("allreduce_sparse on backend", [&] { backend->allreduce_sparse(tensors); });
-    refuses("split on backend 'espalier' of group 'world': there is no such operation", [&] { backend->split(nullptr, {0}, nullptr); });
+    refuses("split on backend 'espalier' of group 'world': there is no such operation",
+            [&] { backend->split(nullptr, {0}, nullptr); });
     c10d::AllreduceOptions premultiplied;
     premultiplied.reduceOp = c10d::makePreMulSum(2.0);
     refuses("there is no reduction number 8; expected SUM,", [&] { backend->allreduce(tensors, premultiplied); });
     std::vector<at::Tensor> two{at::zeros({2}), at::zeros({2})};
-    refuses("allreduce on backend 'espalier' of group 'world': 2 lists or tensors; expected 1", [&] { backend->allreduce(two); });
+    refuses("allreduce on backend 'espalier' of group 'world': 2 lists or tensors; expected 1",
+            [&] { backend->allreduce(two); });
     c10d::ReduceOptions nobody;
     nobody.rootRank = 2;
     refuses("root 2 is not in the group; it has 2 members, ranks 0 to 1", [&] { backend->reduce(tensors, nobody); });
@@ -346,50 +358,56 @@ TEST(C10dBackend, SaysWhatThereIsWhenAskedForWhatThereIsNot) {
 
 // The future of a receive does not keep the others' from being completed, and an error reaches a future.
 TEST(C10dBackend, CompletesFuturesAsTheirResultsCome) {
-  run_ranks(2, [](World& world) {
-    const auto backend = as_c10d_backend(world.group());
-    std::vector<at::Tensor> message{at::zeros({2})}, sum{at::full({2}, double(1 + world.rank()))};
-    if (world.rank() == 0) {
-      const auto received = backend->recv(message, 1, 0)->getFuture();
-      const auto reduced = backend->allreduce(sum)->getFuture();
-      reduced->waitAndThrow();
-      expect(sum[0].equal(at::full({2}, 3.0)) && !received->completed(), "the sum, before the message");
-      expect(reduced->value().toTensorVector()[0].is_same(sum[0]), "the future's value");
-      backend->barrier()->wait();
-      received->waitAndThrow();
-      expect(message[0].equal(at::full({2}, 7.0)), "the message");
-    } else {
-      backend->allreduce(sum)->wait();
-      backend->barrier()->wait();
-      message[0].fill_(7);
-      backend->send(message, 0, 0)->wait();
-    }
-  }, kQuiet);
+  run_ranks(
+      2,
+      [](World& world) {
+        const auto backend = as_c10d_backend(world.group());
+        std::vector<at::Tensor> message{at::zeros({2})}, sum{at::full({2}, double(1 + world.rank()))};
+        if (world.rank() == 0) {
+          const auto received = backend->recv(message, 1, 0)->getFuture();
+          const auto reduced = backend->allreduce(sum)->getFuture();
+          reduced->waitAndThrow();
+          expect(sum[0].equal(at::full({2}, 3.0)) && !received->completed(), "the sum, before the message");
+          expect(reduced->value().toTensorVector()[0].is_same(sum[0]), "the future's value");
+          backend->barrier()->wait();
+          received->waitAndThrow();
+          expect(message[0].equal(at::full({2}, 7.0)), "the message");
+        } else {
+          backend->allreduce(sum)->wait();
+          backend->barrier()->wait();
+          message[0].fill_(7);
+          backend->send(message, 0, 0)->wait();
+        }
+      },
+      kQuiet);
 }
 
 TEST(C10dBackend, TellsTheFutureOfAnError) {
   std::vector<std::string> seen(2);
   std::atomic<bool> asked = false;
   try {
-    run_ranks(2, [&](World& world) {
-      const auto backend = as_c10d_backend(world.group());
-      std::vector<at::Tensor> tensors{at::zeros({2})};
-      if (world.rank() == 1) {
-        while (!asked) std::this_thread::sleep_for(milliseconds(1));
-        throw std::runtime_error("out of coffee");
-      }
-      const auto work = backend->allreduce(tensors);
-      const auto future = work->getFuture();
-      asked = true;
-      future->wait();
-      expect(future->hasError() && work->isCompleted() && !work->isSuccess(), "an error");
-      seen[0] = future->tryRetrieveErrorMessage();
-      try {
-        work->wait();
-      } catch (const CommError& error) {
-        seen[1] = error.what();
-      }
-    }, kQuiet);
+    run_ranks(
+        2,
+        [&](World& world) {
+          const auto backend = as_c10d_backend(world.group());
+          std::vector<at::Tensor> tensors{at::zeros({2})};
+          if (world.rank() == 1) {
+            while (!asked) std::this_thread::sleep_for(milliseconds(1));
+            throw std::runtime_error("out of coffee");
+          }
+          const auto work = backend->allreduce(tensors);
+          const auto future = work->getFuture();
+          asked = true;
+          future->wait();
+          expect(future->hasError() && work->isCompleted() && !work->isSuccess(), "an error");
+          seen[0] = future->tryRetrieveErrorMessage();
+          try {
+            work->wait();
+          } catch (const CommError& error) {
+            seen[1] = error.what();
+          }
+        },
+        kQuiet);
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("out of coffee"));
   }
@@ -399,15 +417,18 @@ TEST(C10dBackend, TellsTheFutureOfAnError) {
 TEST(C10dBackend, EndsTheWaitsOfOthersWhenItIsAborted) {
   std::string text = "no error";
   try {
-    run_ranks(2, [&](World& world) {
-      const auto backend = as_c10d_backend(world.group());
-      if (world.rank() == 1) return backend->abort();
-      try {
-        backend->barrier()->wait();
-      } catch (const CommError& error) {
-        text = error.what();
-      }
-    }, kQuiet);
+    run_ranks(
+        2,
+        [&](World& world) {
+          const auto backend = as_c10d_backend(world.group());
+          if (world.rank() == 1) return backend->abort();
+          try {
+            backend->barrier()->wait();
+          } catch (const CommError& error) {
+            text = error.what();
+          }
+        },
+        kQuiet);
   } catch (const CommError&) {  // the world that was aborted
   }
   EXPECT_THAT(text, HasSubstr("rank 1 has aborted its process group"));
@@ -415,30 +436,34 @@ TEST(C10dBackend, EndsTheWaitsOfOthersWhenItIsAborted) {
 
 TEST(C10dBackend, KeepsToADeadline) {
   const auto start = std::chrono::steady_clock::now();
-  run_ranks(2, [](World& world) {
-    std::vector<at::Tensor> tensors{at::zeros({2})};
-    const Group twin = world.group().duplicate("twin");
-    if (world.rank() == 1) {
-      try {
-        barrier(twin).wait();
-      } catch (const CommError&) {
-      }
-      return;
-    }
-    const auto backend = as_c10d_backend(twin);
-    backend->setTimeout(milliseconds(200));
-    std::string text = "no error";
-    try {
-      backend->recv(tensors, 1, 0)->wait();
-    } catch (const CommError& error) {
-      text = error.what();
-    }
-    expect(text.find("timed out after 2") != std::string::npos, text);
-  }, kQuiet);
+  run_ranks(
+      2,
+      [](World& world) {
+        std::vector<at::Tensor> tensors{at::zeros({2})};
+        const Group twin = world.group().duplicate("twin");
+        if (world.rank() == 1) {
+          try {
+            barrier(twin).wait();
+          } catch (const CommError&) {
+          }
+          return;
+        }
+        const auto backend = as_c10d_backend(twin);
+        backend->setTimeout(milliseconds(200));
+        std::string text = "no error";
+        try {
+          backend->recv(tensors, 1, 0)->wait();
+        } catch (const CommError& error) {
+          text = error.what();
+        }
+        expect(text.find("timed out after 2") != std::string::npos, text);
+      },
+      kQuiet);
   EXPECT_LT(std::chrono::steady_clock::now() - start, milliseconds(5000));
 }
 
-// LibTorch's own data parallelism: two layers, a batch of 8 rows dealt out to the ranks, small integers so that sums are exact.
+// LibTorch's own data parallelism: two layers, a batch of 8 rows dealt out to the ranks, small integers so that sums
+// are exact.
 struct Layers {
   std::vector<at::Tensor> parameters;
   Layers() {
@@ -467,8 +492,8 @@ TEST_P(ReducerTest, GivesTheGradientsOfOneProcess) {
   run_ranks(size, [&](World& world) {
     const Layers layers;
     // Two buckets; the last parameters come first.
-    c10d::Reducer reducer(layers.parameters, {{3, 2}, {1, 0}}, process_group_of(world.group()), std::vector<bool>(4, false),
-                          25 << 20, false, false, {}, 1 << 20, false, false, {});
+    c10d::Reducer reducer(layers.parameters, {{3, 2}, {1, 0}}, process_group_of(world.group()),
+                          std::vector<bool>(4, false), 25 << 20, false, false, {}, 1 << 20, false, false, {});
     const at::Tensor rows = batch.chunk(size)[static_cast<std::size_t>(world.rank())];
     for (int step = 0; step < 2; ++step) {
       reducer.prepare_for_forward();

@@ -16,12 +16,12 @@ namespace espalier::conformance {
 
 // What a backend promises beyond the results.
 struct Promises {
-  bool ordered_sums = true;      // floating sums in the order of group ranks, to the last bit
-  bool buffered_sends = true;    // sends arrive whatever their sender does next
-  bool names_mismatch = true;    // ranks that call different collectives learn both
+  bool ordered_sums = true;               // floating sums in the order of group ranks, to the last bit
+  bool buffered_sends = true;             // sends arrive whatever their sender does next
+  bool names_mismatch = true;             // ranks that call different collectives learn both
   bool names_mismatched_messages = true;  // so do a sender and a receiver
-  bool free_order = true;        // ranks may post operations of several groups in different orders
-  bool names_leavers = true;     // a rank that has left is named to those that wait for it
+  bool free_order = true;                 // ranks may post operations of several groups in different orders
+  bool names_leavers = true;              // a rank that has left is named to those that wait for it
 };
 
 struct Case {

@@ -19,7 +19,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr at::ScalarType kDtypes[] = {at::kDouble, at::kFloat, at::kHalf,  at::kBFloat16, at::kLong,
+constexpr at::ScalarType kDtypes[] = {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong,
                                       at::kInt,    at::kShort, at::kChar, at::kByte,     at::kBool};
 constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::mean,    ReduceOp::product, ReduceOp::min,
                              ReduceOp::max, ReduceOp::bit_and, ReduceOp::bit_or,  ReduceOp::bit_xor};
@@ -34,8 +34,9 @@ void check_equal(const at::Tensor& got, const at::Tensor& expected, std::string_
   if (got.equal(expected)) return;
   const at::Tensor differs = (got.reshape(-1) != expected.reshape(-1)).nonzero();
   const std::int64_t first = differs.numel() > 0 ? differs[0].item<std::int64_t>() : -1;
-  throw std::runtime_error(fmt::format("{}: {} of {} elements differ, the first at {}: {} instead of {}", what, differs.size(0),
-                                       expected.numel(), first, first < 0 ? 0 : got.reshape(-1)[first].item<double>(),
+  throw std::runtime_error(fmt::format("{}: {} of {} elements differ, the first at {}: {} instead of {}", what,
+                                       differs.size(0), expected.numel(), first,
+                                       first < 0 ? 0 : got.reshape(-1)[first].item<double>(),
                                        first < 0 ? 0 : expected.reshape(-1)[first].item<double>()));
 }
 
@@ -74,20 +75,35 @@ at::Tensor reduced(const std::vector<at::Tensor>& contributions, ReduceOp op) {
     const at::Tensor next = contributions[i].to(result.scalar_type());
     switch (op) {
       case ReduceOp::sum:
-      case ReduceOp::mean: result = result + next; break;
-      case ReduceOp::product: result = result * next; break;
-      case ReduceOp::min: result = at::minimum(result, next); break;
-      case ReduceOp::max: result = at::maximum(result, next); break;
-      case ReduceOp::bit_and: result = result.bitwise_and(next); break;
-      case ReduceOp::bit_or: result = result.bitwise_or(next); break;
-      case ReduceOp::bit_xor: result = result.bitwise_xor(next); break;
+      case ReduceOp::mean:
+        result = result + next;
+        break;
+      case ReduceOp::product:
+        result = result * next;
+        break;
+      case ReduceOp::min:
+        result = at::minimum(result, next);
+        break;
+      case ReduceOp::max:
+        result = at::maximum(result, next);
+        break;
+      case ReduceOp::bit_and:
+        result = result.bitwise_and(next);
+        break;
+      case ReduceOp::bit_or:
+        result = result.bitwise_or(next);
+        break;
+      case ReduceOp::bit_xor:
+        result = result.bitwise_xor(next);
+        break;
     }
   }
   result = result.to(dtype);
   return op == ReduceOp::mean ? result / static_cast<std::int64_t>(contributions.size()) : result;
 }
 
-std::vector<at::Tensor> data_of_all(const Group& group, std::int64_t count, at::ScalarType dtype, std::int64_t first = 0) {
+std::vector<at::Tensor> data_of_all(const Group& group, std::int64_t count, at::ScalarType dtype,
+                                    std::int64_t first = 0) {
   std::vector<at::Tensor> all;
   for (std::int64_t member = 0; member < group.size(); ++member) {
     all.push_back(data(group.world_rank(member), count, dtype, first));
@@ -105,8 +121,9 @@ void all_reduces_every_dtype(World& world, const Promises&) {
       for (const std::int64_t count : {0, 1, 7, 1003, 70'001}) {
         at::Tensor tensor = data(world.rank(), count, dtype);
         all_reduce_(tensor, group, op).wait();
-        check_equal(tensor, reduced(data_of_all(group, count, dtype), op),
-                    fmt::format("all_reduce_ of {} {}, operation {}", count, c10::toString(dtype), static_cast<int>(op)));
+        check_equal(
+            tensor, reduced(data_of_all(group, count, dtype), op),
+            fmt::format("all_reduce_ of {} {}, operation {}", count, c10::toString(dtype), static_cast<int>(op)));
       }
     }
   }
@@ -136,8 +153,11 @@ void reduces_to_a_root(World& world, const Promises&) {
         for (const std::int64_t root : {std::int64_t{0}, group.size() - 1}) {
           at::Tensor tensor = data(world.rank(), count, dtype);
           reduce_(tensor, group, root, op).wait();
-          check_equal(tensor, group.rank() == root ? reduced(data_of_all(group, count, dtype), op) : data(world.rank(), count, dtype),
-                      fmt::format("reduce_ to {} of {} {}, operation {}", root, count, c10::toString(dtype), static_cast<int>(op)));
+          check_equal(
+              tensor,
+              group.rank() == root ? reduced(data_of_all(group, count, dtype), op) : data(world.rank(), count, dtype),
+              fmt::format("reduce_ to {} of {} {}, operation {}", root, count, c10::toString(dtype),
+                          static_cast<int>(op)));
         }
       }
     }
@@ -209,7 +229,8 @@ void moves_every_dtype(World& world, const Promises&) {
 
 // A copy of the tensor in memory that the ranks of a host share, as a part of a larger one.
 at::Tensor in_buffer(const World& world, const at::Tensor& tensor) {
-  const at::Tensor part = world.host_buffer({tensor.numel() + 3}, tensor.scalar_type()).narrow(0, 3, tensor.numel()).view(tensor.sizes());
+  const at::Tensor part =
+      world.host_buffer({tensor.numel() + 3}, tensor.scalar_type()).narrow(0, 3, tensor.numel()).view(tensor.sizes());
   part.copy_(tensor);
   return part;
 }
@@ -251,7 +272,8 @@ void takes_host_buffers(World& world, const Promises& promises) {
         tensor = placed(data(world.rank(), size * count, dtype));
         at::Tensor output = placed(at::zeros({count}, dtype));
         reduce_scatter_into(output, tensor, group).wait();
-        check_equal(output, reduced(data_of_all(group, count, dtype, count * rank), ReduceOp::sum), "reduce_scatter_into");
+        check_equal(output, reduced(data_of_all(group, count, dtype, count * rank), ReduceOp::sum),
+                    "reduce_scatter_into");
         check_equal(tensor, data(world.rank(), size * count, dtype), "the input of reduce_scatter_into");
         output = placed(at::zeros({size * count}, dtype));
         all_to_all_into(output, tensor, group).wait();
@@ -267,7 +289,8 @@ void takes_host_buffers(World& world, const Promises& promises) {
   }
 }
 
-// Under way at the same time, waited for in another order, some of them dropped, and memory that a program lets go meanwhile.
+// Under way at the same time, waited for in another order, some of them dropped, and memory that a program lets go
+// meanwhile.
 void host_buffers_in_flight(World& world, const Promises&) {
   const Group& group = world.group();
   const std::int64_t count = 100'000, parts = 10;
@@ -291,7 +314,8 @@ void host_buffers_in_flight(World& world, const Promises&) {
     wait_all(works);
     check_equal(next, at::full({count}, -1, at::kFloat), "a buffer made while others were in use");
     for (std::int64_t part = 0; part < parts; ++part) {
-      check_equal(whole[part], reduced(data_of_all(group, count, at::kFloat, part), ReduceOp::sum), "a part of the buffer");
+      check_equal(whole[part], reduced(data_of_all(group, count, at::kFloat, part), ReduceOp::sum),
+                  "a part of the buffer");
     }
   }
   barrier(group).wait();
@@ -371,7 +395,8 @@ void takes_tensors_that_are_not_contiguous(World& world, const Promises&) {
   std::vector<at::Tensor> outputs;
   for (std::int64_t member = 0; member < size; ++member) outputs.push_back(strided(at::zeros({size, 6})));
   all_gather_v(outputs, strided(mine), group).wait();
-  for (std::size_t member = 0; member < outputs.size(); ++member) check_equal(outputs[member], all[member], "all_gather_v");
+  for (std::size_t member = 0; member < outputs.size(); ++member)
+    check_equal(outputs[member], all[member], "all_gather_v");
 
   tensor = strided(at::zeros({size, 6}));
   Work sent = send(mine.t(), group, (group.rank() + 1) % size);
@@ -431,7 +456,8 @@ void interleaves_overlapping_groups(World& world, const Promises&) {
     if (round % 2 == 0) std::reverse(works.begin(), works.end());  // waited for in another order than posted
     wait_all(works);
     for (std::size_t i = 0; i < order.size(); ++i) {
-      check_equal(tensors[i], reduced(data_of_all(*order[i], count, at::kFloat, round), ReduceOp::sum), order[i]->name());
+      check_equal(tensors[i], reduced(data_of_all(*order[i], count, at::kFloat, round), ReduceOp::sum),
+                  order[i]->name());
     }
   }
 }
@@ -446,7 +472,8 @@ void sums_in_the_order_of_ranks(World& world, const Promises& promises) {
         contributions.push_back(at::randn({count}, generator, at::kDouble).mul_(rank % 2 == 0 ? 1 : 1000).to(dtype));
       }
       at::Tensor expected = contributions[0].to(dtype == at::kDouble ? at::kDouble : at::kFloat);
-      for (std::size_t i = 1; i < contributions.size(); ++i) expected = expected + contributions[i].to(expected.scalar_type());
+      for (std::size_t i = 1; i < contributions.size(); ++i)
+        expected = expected + contributions[i].to(expected.scalar_type());
       expected = expected.to(dtype);
       std::this_thread::sleep_for(milliseconds((world.rank() * 7 + count) % 5));  // whoever comes first
       at::Tensor tensor = contributions[static_cast<std::size_t>(group.rank())].clone();
@@ -457,7 +484,8 @@ void sums_in_the_order_of_ranks(World& world, const Promises& promises) {
       if (promises.ordered_sums && group.rank() == 0) check_equal(at_root, expected, "reduce_");
       at::Tensor all = at::empty({group.size(), count}, dtype);
       all_gather_into(all, tensor, group).wait();
-      for (std::int64_t member = 0; member < group.size(); ++member) check_equal(all[member], tensor, "other members' bits");
+      for (std::int64_t member = 0; member < group.size(); ++member)
+        check_equal(all[member], tensor, "other members' bits");
     }
   }
 }
@@ -565,7 +593,8 @@ void finishes_dropped_work(World& world, const Promises&) {
   }
   barrier(group).wait();
   check_equal(dropped, reduced(data_of_all(group, 200'000, at::kFloat), ReduceOp::sum), "dropped all_reduce_");
-  check_equal(dropped_half, reduced(data_of_all(group, 1000, at::kHalf), ReduceOp::sum), "dropped all_reduce_ of float16");
+  check_equal(dropped_half, reduced(data_of_all(group, 1000, at::kHalf), ReduceOp::sum),
+              "dropped all_reduce_ of float16");
   check_equal(received, data((group.rank() + size - 1) % size, 1000, at::kFloat), "dropped recv");
 }
 
@@ -598,7 +627,8 @@ void duplicates_are_apart(World& world, const Promises&) {
   check_equal(a, at::full({3}, world.size(), at::kLong), "first");
   check_equal(b, at::full({3}, 100 * world.size(), at::kLong), "second");
   const Group part = world.make_group(RankSet::single(world.rank()), "part");
-  check_contains(error_of<ConfigError>([&] { (void)part.duplicate("first"); }), "the name 'first' belongs to the ranks [0,1");
+  check_contains(error_of<ConfigError>([&] { (void)part.duplicate("first"); }),
+                 "the name 'first' belongs to the ranks [0,1");
 }
 
 void mesh_names_the_groups_of_a_layout(World& world, const Promises&) {
@@ -623,9 +653,8 @@ void check_same_everywhere(const World& world, const std::string& text) {
 }
 
 void disagreeing_layouts_are_named(World& world, const Promises&) {
-  const std::string text = error_of<ConfigError>([&] {
-    const Mesh mesh(world, {.pipe = world.rank() == 1 ? 2 : 1, .data = kRest});
-  });
+  const std::string text =
+      error_of<ConfigError>([&] { const Mesh mesh(world, {.pipe = world.rank() == 1 ? 2 : 1, .data = kRest}); });
   check_contains(text, "layout: the ranks of group 'world' differ, first in entry 1: 'pipe=1' on rank");
   check_contains(text, "'pipe=2' on rank 1");
   check_same_everywhere(world, text);
@@ -720,7 +749,8 @@ void different_roots_are_named(World& world, const std::function<Work(at::Tensor
   barrier(world.group()).wait();
   const auto before = steady_clock::now();
   const std::string text = error_of<CommError>([&] { call(tensor).wait(); });
-  check(steady_clock::now() - before < milliseconds(5000), "it took {} ms", (steady_clock::now() - before) / milliseconds(1));
+  check(steady_clock::now() - before < milliseconds(5000), "it took {} ms",
+        (steady_clock::now() - before) / milliseconds(1));
   check_contains(text, "(float32 x 4, root 0)");
   check_contains(text, "(float32 x 4, root 1)");
 }
@@ -731,7 +761,8 @@ void two_roots_of_a_gather_are_named(World& world, const Promises&) {
   });
 }
 void no_root_of_a_broadcast_is_named(World& world, const Promises&) {
-  different_roots_are_named(world, [&](at::Tensor& tensor) { return broadcast_(tensor, world.group(), 1 - world.rank()); });
+  different_roots_are_named(world,
+                            [&](at::Tensor& tensor) { return broadcast_(tensor, world.group(), 1 - world.rank()); });
 }
 
 void different_sends_and_receives_are_named(World& world, const Promises&) {
@@ -777,8 +808,7 @@ void deadline_names_who_is_waited_for(World& world, const Promises&) {
   if (world.rank() == 0) {
     at::Tensor tensor = at::zeros({4});
     const auto before = steady_clock::now();
-    const std::string text =
-        error_of<CommError>([&] { recv(tensor, world.group(), 1, 9).wait(milliseconds(100)); });
+    const std::string text = error_of<CommError>([&] { recv(tensor, world.group(), 1, 9).wait(milliseconds(100)); });
     const auto waited = steady_clock::now() - before;
     check(waited >= milliseconds(100) && waited < milliseconds(1000), "waited {} ms", waited / milliseconds(1));
     check_contains(text, "timed out after 1");
@@ -800,10 +830,13 @@ void group_has_its_own_deadline(World& world, const Promises&) {
   check(impatient.timeout() == milliseconds(200), "it says {} ms", impatient.timeout() / milliseconds(1));
   at::Tensor tensor = at::ones({4});
   all_reduce_(tensor, impatient).wait();
-  check(tensor.sum().item<float>() == 4.0F * static_cast<float>(world.size()), "the sum is {}", tensor.sum().item<float>());
+  check(tensor.sum().item<float>() == 4.0F * static_cast<float>(world.size()), "the sum is {}",
+        tensor.sum().item<float>());
   const auto before = steady_clock::now();
-  if (world.rank() == 0) check_contains(error_of<CommError>([&] { recv(tensor, impatient, 1, 9).wait(); }), "rank 1");
-  else check_contains(error_of<CommError>([&] { barrier(world.group()).wait(); }), "rank 0");
+  if (world.rank() == 0)
+    check_contains(error_of<CommError>([&] { recv(tensor, impatient, 1, 9).wait(); }), "rank 1");
+  else
+    check_contains(error_of<CommError>([&] { barrier(world.group()).wait(); }), "rank 0");
   const auto waited = steady_clock::now() - before;
   check(waited < milliseconds(3000), "waited {} ms", waited / milliseconds(1));
 }
@@ -829,22 +862,42 @@ const std::vector<Case>& cases() {
         {"InterleavesOverlappingGroups", {2, 3, 5}, interleaves_overlapping_groups},
         {"SumsInTheOrderOfRanks", {2, 3, 4}, sums_in_the_order_of_ranks},
         {"MatchesMessagesBySenderAndTag", {2, 3}, matches_messages_by_sender_and_tag},
-        {.name = "BothSendBeforeTheyReceive", .sizes = {2, 4}, .body = both_send_before_they_receive, .applies = buffered,
+        {.name = "BothSendBeforeTheyReceive",
+         .sizes = {2, 4},
+         .body = both_send_before_they_receive,
+         .applies = buffered,
          .arena_bytes = 1 << 20},
         {"SendArrivesWhileItsSenderComputes", {2}, send_arrives_while_its_sender_computes, buffered},
-        {.name = "RunsInASmallArena", .sizes = {3}, .body = moves_every_dtype, .applies = buffered,
+        {.name = "RunsInASmallArena",
+         .sizes = {3},
+         .body = moves_every_dtype,
+         .applies = buffered,
          .arena_bytes = 128 << 10},
-        {.name = "ReducesToARootInASmallArena", .sizes = {3}, .body = reduces_to_a_root, .applies = buffered,
+        {.name = "ReducesToARootInASmallArena",
+         .sizes = {3},
+         .body = reduces_to_a_root,
+         .applies = buffered,
          .arena_bytes = 128 << 10},
-        {.name = "GathersAndScattersInASmallArena", .sizes = {3}, .body = gathers_and_scatters_every_dtype, .applies = buffered,
+        {.name = "GathersAndScattersInASmallArena",
+         .sizes = {3},
+         .body = gathers_and_scatters_every_dtype,
+         .applies = buffered,
          .arena_bytes = 128 << 10},
-        {.name = "TakesHostBuffersInASmallArena", .sizes = {3}, .body = takes_host_buffers, .applies = buffered,
+        {.name = "TakesHostBuffersInASmallArena",
+         .sizes = {3},
+         .body = takes_host_buffers,
+         .applies = buffered,
          .arena_bytes = 128 << 10},
-        {.name = "DeliversWhatARankThatLeavesHasSent", .sizes = {2, 3}, .body = delivers_what_a_rank_that_leaves_has_sent,
+        {.name = "DeliversWhatARankThatLeavesHasSent",
+         .sizes = {2, 3},
+         .body = delivers_what_a_rank_that_leaves_has_sent,
          .arena_bytes = 1 << 20},
         {"FinishesDroppedWork", {2, 3}, finishes_dropped_work},
         {"KeepsTensorsAlive", {2, 3}, keeps_tensors_alive},
-        {"DuplicatesAreApart", {2, 3}, duplicates_are_apart, [](const Promises& promises) { return promises.free_order; }},
+        {"DuplicatesAreApart",
+         {2, 3},
+         duplicates_are_apart,
+         [](const Promises& promises) { return promises.free_order; }},
         {"MeshNamesTheGroupsOfALayout", {2, 4}, mesh_names_the_groups_of_a_layout},
         {"DisagreeingLayoutsAreNamed", {2, 4}, disagreeing_layouts_are_named},
         {"ErrorsOfSomeRanksBecomeEverybodys", {2, 3}, errors_of_some_ranks_become_everybodys},
@@ -853,7 +906,9 @@ const std::vector<Case>& cases() {
         {"DifferentCountsAndDtypesAreNamed", {2}, different_counts_and_dtypes_are_named, mismatch},
         {"TwoRootsOfAGatherAreNamed", {2}, two_roots_of_a_gather_are_named, mismatch},
         {"NoRootOfABroadcastIsNamed", {2}, no_root_of_a_broadcast_is_named, mismatch},
-        {"DifferentSendsAndReceivesAreNamed", {2, 3}, different_sends_and_receives_are_named,
+        {"DifferentSendsAndReceivesAreNamed",
+         {2, 3},
+         different_sends_and_receives_are_named,
          [](const Promises& promises) { return promises.names_mismatched_messages; }},
         {"LeavingRankIsNamed", {2, 4}, leaving_rank_is_named, leavers},
         {"LeavingRankIsNamedByOwnersOfBuffers", {2, 4}, leaving_rank_is_named_by_owners_of_buffers, leavers},

@@ -5,7 +5,8 @@
 //   backend        ordered sums   buffered sends   names different calls   names who left or died
 //   host           yes            yes              yes                     yes
 //   gloo           no             no               no                      no
-//   hierarchical   no             no               no                      no          (but inside a host: hierarchical_test.cpp)
+// hierarchical   no             no               no                      no          (but inside a host:
+// hierarchical_test.cpp)
 //   mpi            no             no               no                      no          (mpi_test.cpp)
 //   c10d           as the process group's backend; what is between gives no more than over gloo
 #include <ATen/Parallel.h>
@@ -59,18 +60,19 @@ detail::HostOptions host_options_of(const Case& one) {
 void run_on_host_threads(const Case& one, std::int64_t size, const Promises& promises) {
   std::vector<std::shared_ptr<detail::Transport>> transports(1);
   if (size > 1) transports = detail::make_host_transports_for_threads(size, host_options_of(one));
-  detail::run_threads(std::move(transports), Backend::host, [&](World& world) { one.body(world, promises); },
-                      options_of(one));
+  detail::run_threads(
+      std::move(transports), Backend::host, [&](World& world) { one.body(world, promises); }, options_of(one));
 }
 
 void run_on_recorded_host_threads(const Case& one, std::int64_t size, const Promises& promises) {
   std::vector<std::shared_ptr<detail::Transport>> transports(1);
   if (size > 1) transports = detail::make_host_transports_for_threads(size, host_options_of(one));
   for (auto& transport : transports) {
-    if (size > 1) transport = detail::make_recording_transport(std::move(transport), std::make_shared<detail::Recorder>());
+    if (size > 1)
+      transport = detail::make_recording_transport(std::move(transport), std::make_shared<detail::Recorder>());
   }
-  detail::run_threads(std::move(transports), Backend::host, [&](World& world) { one.body(world, promises); },
-                      options_of(one));
+  detail::run_threads(
+      std::move(transports), Backend::host, [&](World& world) { one.body(world, promises); }, options_of(one));
 }
 
 const std::string kOverGloo = "over gloo: ";
@@ -82,7 +84,9 @@ void run_as_processes(const std::string& body, const Case& one, std::int64_t siz
   }
 }
 
-void run_on_host_processes(const Case& one, std::int64_t size, const Promises&) { run_as_processes(one.name, one, size); }
+void run_on_host_processes(const Case& one, std::int64_t size, const Promises&) {
+  run_as_processes(one.name, one, size);
+}
 
 void run_on_gloo_processes(const Case& one, std::int64_t size, const Promises&) {
   run_as_processes(kOverGloo + one.name, one, size);
@@ -91,8 +95,8 @@ void run_on_gloo_processes(const Case& one, std::int64_t size, const Promises&) 
 void run_on_gloo(const Case& one, std::int64_t size, const Promises& promises) {
   std::vector<std::shared_ptr<detail::Transport>> transports(1);
   if (size > 1) transports = detail::make_gloo_transports_for_threads(size, {.timeout = one.timeout});
-  detail::run_threads(std::move(transports), Backend::gloo, [&](World& world) { one.body(world, promises); },
-                      options_of(one));
+  detail::run_threads(
+      std::move(transports), Backend::gloo, [&](World& world) { one.body(world, promises); }, options_of(one));
 }
 
 void run_on_checked_gloo(const Case& one, std::int64_t size, const Promises& promises) {
@@ -106,8 +110,9 @@ void run_on_checked_gloo(const Case& one, std::int64_t size, const Promises& pro
 void run_on_hosts(const Case& one, const std::vector<std::int64_t>& hosts, const Promises& promises) {
   std::vector<std::shared_ptr<detail::Transport>> transports(1);
   if (hosts.size() > 1) transports = detail::make_hierarchical_transports_for_threads(hosts, host_options_of(one));
-  detail::run_threads(std::move(transports), Backend::hierarchical, [&](World& world) { one.body(world, promises); },
-                      options_of(one), hosts);
+  detail::run_threads(
+      std::move(transports), Backend::hierarchical, [&](World& world) { one.body(world, promises); }, options_of(one),
+      hosts);
 }
 
 // 2 ranks: one on each host; 3: 2 + 1; 4: 2 + 2; 5: 3 + 2.
@@ -169,11 +174,12 @@ void run_on_c10d_of_host(const Case& one, std::int64_t size, const Promises& pro
   if (size > 1) transports = detail::make_host_transports_for_threads(size, host_options_of(one));
   const auto store = c10::make_intrusive<c10d::HashStore>();
   run_on_c10d(one, size, promises, [&](std::int64_t rank) -> C10dGroup {
-    const World below = detail::make_world({.rank = rank, .size = size, .host = "here", .launcher = "threads"}, std::move(transports[static_cast<std::size_t>(rank)]),
-                                           options_of(one));
+    const World below = detail::make_world({.rank = rank, .size = size, .host = "here", .launcher = "threads"},
+                                           std::move(transports[static_cast<std::size_t>(rank)]), options_of(one));
     return {process_group_of(store, c10d::ProcessGroup::CUSTOM, as_c10d_backend(below.group())),
             [below](const auto&, const RankSet& members, std::string_view name) {
-              return as_c10d_backend(below.make_group(members, name).duplicate(fmt::format("{} {}", name, members.to_string())));
+              return as_c10d_backend(
+                  below.make_group(members, name).duplicate(fmt::format("{} {}", name, members.to_string())));
             }};
   });
 }
@@ -188,7 +194,11 @@ struct BackendUnderTest {
   Sizes sizes;
 };
 
-constexpr Promises kAsOverGloo{.ordered_sums = false, .buffered_sends = false, .names_mismatch = false, .names_mismatched_messages = false, .names_leavers = false};
+constexpr Promises kAsOverGloo{.ordered_sums = false,
+                               .buffered_sends = false,
+                               .names_mismatch = false,
+                               .names_mismatched_messages = false,
+                               .names_leavers = false};
 
 const std::vector<BackendUnderTest>& backends() {
   static const std::vector<BackendUnderTest> all{
@@ -208,7 +218,10 @@ const std::vector<BackendUnderTest>& backends() {
       {"HierarchicalThreads", kAsOverGloo, run_on_two_hosts, Sizes::every},
       {"HierarchicalInTurn", kAsOverGloo, run_on_hosts_in_turn, Sizes::largest},
       {"C10dOfGloo", kAsOverGloo, run_on_c10d_of_gloo, Sizes::largest},
-      {"C10dOfHost", {.names_mismatch = false, .names_mismatched_messages = false, .names_leavers = false}, run_on_c10d_of_host, Sizes::largest},
+      {"C10dOfHost",
+       {.names_mismatch = false, .names_mismatched_messages = false, .names_leavers = false},
+       run_on_c10d_of_host,
+       Sizes::largest},
   };
   return all;
 }
@@ -233,8 +246,9 @@ void register_cases() {
         if (backend.sizes == Sizes::largest && size != one.sizes.back()) continue;
         if (backend.sizes == Sizes::smallest && size != one.sizes.front()) continue;
         testing::RegisterTest(("Conformance/" + backend.name).c_str(), (one.name + "_" + std::to_string(size)).c_str(),
-                              nullptr, nullptr, __FILE__, __LINE__,
-                              [&backend, &one, size]() -> ConformanceTest* { return new ConformanceTest(backend, one, size); });
+                              nullptr, nullptr, __FILE__, __LINE__, [&backend, &one, size]() -> ConformanceTest* {
+                                return new ConformanceTest(backend, one, size);
+                              });
       }
     }
   }
@@ -273,13 +287,17 @@ TEST(HostProcesses, AllSurvivorsNameARankThatIsKilledAndNothingIsLeft) {
   for (const std::size_t rank : {0, 1, 3}) {
     EXPECT_EQ(outcome.statuses[rank], 0) << outcome.outputs[rank];
     EXPECT_NE(outcome.outputs[rank].find(victim), std::string::npos) << outcome.outputs[rank];
-    EXPECT_NE(outcome.outputs[rank].find("all_reduce(sum, float32 x 1000) #"), std::string::npos) << outcome.outputs[rank];
+    EXPECT_NE(outcome.outputs[rank].find("all_reduce(sum, float32 x 1000) #"), std::string::npos)
+        << outcome.outputs[rank];
     EXPECT_NE(outcome.outputs[rank].find("of group 'data' [0,1,2,3]"), std::string::npos) << outcome.outputs[rank];
-    const std::int64_t noticed_us = std::stol(store.get("noticed at " + std::to_string(rank), milliseconds(1))) - killed_at;
-    std::cout << "rank " << rank << " noticed after " << static_cast<double>(noticed_us) / 1000.0 << " ms: " << outcome.outputs[rank];
+    const std::int64_t noticed_us =
+        std::stol(store.get("noticed at " + std::to_string(rank), milliseconds(1))) - killed_at;
+    std::cout << "rank " << rank << " noticed after " << static_cast<double>(noticed_us) / 1000.0
+              << " ms: " << outcome.outputs[rank];
     EXPECT_LT(noticed_us, 2'000'000);
     EXPECT_NE(outcome.outputs[rank].find("\nheld: anon_inode:[pidfd]; "), std::string::npos) << outcome.outputs[rank];
-    EXPECT_NE(outcome.outputs[rank].find("mapping of memfd:espalier\nleft: \n"), std::string::npos) << outcome.outputs[rank];
+    EXPECT_NE(outcome.outputs[rank].find("mapping of memfd:espalier\nleft: \n"), std::string::npos)
+        << outcome.outputs[rank];
     EXPECT_TRUE(::kill(outcome.pids[rank], 0) != 0) << "process " << outcome.pids[rank] << " is still there";
   }
 }
@@ -297,8 +315,9 @@ std::string log_of_two(milliseconds timeout, const std::function<void(World&)>& 
   WorldOptions options;
   options.timeout = timeout;
   options.log = sink;
-  detail::run_threads(detail::make_host_transports_for_threads(2, {.timeout = timeout, .arena_bytes = 1 << 20, .log = sink}),
-                      Backend::host, body, options);
+  detail::run_threads(
+      detail::make_host_transports_for_threads(2, {.timeout = timeout, .arena_bytes = 1 << 20, .log = sink}),
+      Backend::host, body, options);
   return lines;
 }
 
@@ -309,9 +328,12 @@ TEST(HostClose, SaysWhatIsLostWhenItsReceiverLeavesFirst) {
     if (world.rank() == 0) const Work dropped = send(at::zeros({25'000'000}), world.group(), 1, 7);
     barrier(world.group()).wait();
   });
-  EXPECT_NE(log.find("[rank 0] warning: host backend: the world was closed before send(float32 x 25000000) to rank 1, tag 7, #0 "
-                     "of group 'world' [0,1] was handed over, and it is lost: rank 1 (thread of pid "),
-            std::string::npos) << log;
+  EXPECT_NE(
+      log.find(
+          "[rank 0] warning: host backend: the world was closed before send(float32 x 25000000) to rank 1, tag 7, #0 "
+          "of group 'world' [0,1] was handed over, and it is lost: rank 1 (thread of pid "),
+      std::string::npos)
+      << log;
   EXPECT_NE(log.find("has left without taking part\n"), std::string::npos) << log;
   EXPECT_LT(std::chrono::steady_clock::now() - start, milliseconds(10'000));
 }
@@ -322,7 +344,8 @@ TEST(HostClose, WaitsForAReceiverUntilTheDeadlineOnly) {
     if (world.rank() == 0) const Work dropped = send(at::zeros({1'000'000}), world.group(), 1, 7);
     if (world.rank() == 1) std::this_thread::sleep_for(milliseconds(1500));
   });
-  EXPECT_NE(log.find("was handed over, and it is lost: not taken within 200 ms by rank 1 (thread of pid "), std::string::npos)
+  EXPECT_NE(log.find("was handed over, and it is lost: not taken within 200 ms by rank 1 (thread of pid "),
+            std::string::npos)
       << log;
   EXPECT_NE(log.find("its last call is barrier() #0 of group 'world' [0,1]\n"), std::string::npos) << log;
 }
@@ -351,15 +374,17 @@ TEST(HostProcesses, RefusesARankThatIsStartedTwice) {
 
 TEST(HostProcesses, NamesTheRanksThatDoNotCome) {
   const auto outcome = testing_support::run_processes("RankDoesNotCome", 3, milliseconds(90'000));
-  EXPECT_NE(outcome.outputs[0].find("waited 3000 ms for all 3 ranks; missing: 2"), std::string::npos) << outcome.outputs[0];
+  EXPECT_NE(outcome.outputs[0].find("waited 3000 ms for all 3 ranks; missing: 2"), std::string::npos)
+      << outcome.outputs[0];
 }
 
 World gloo_world(const testing_support::RankProcess& process, const Case& one) {
   auto file = c10::make_intrusive<c10d::FileStore>(process.folder / "c10d", static_cast<int>(process.size));
-  auto transport = detail::make_gloo_transport(std::make_shared<detail::C10dStore>(std::move(file)), process.rank, process.size,
-                                               {.timeout = one.timeout});
-  return detail::make_world({.rank = process.rank, .size = process.size, .host = "here", .launcher = "test", .backend = Backend::gloo},
-                            std::move(transport), options_of(one));
+  auto transport = detail::make_gloo_transport(std::make_shared<detail::C10dStore>(std::move(file)), process.rank,
+                                               process.size, {.timeout = one.timeout});
+  return detail::make_world(
+      {.rank = process.rank, .size = process.size, .host = "here", .launcher = "test", .backend = Backend::gloo},
+      std::move(transport), options_of(one));
 }
 
 // main() of a process that is a rank; its exit code.
@@ -368,8 +393,12 @@ int run_rank(const testing_support::RankProcess& process) {
   testing_support::FileStore store(process.folder);
   const auto world = [&](const detail::HostOptions& host, const WorldOptions& options) {
     auto transport = process.size == 1 ? nullptr : detail::make_host_transport(store, process.rank, process.size, host);
-    return detail::make_world({.rank = process.rank, .size = process.size, .local_rank = process.rank,
-                               .local_size = process.size, .host = "here", .launcher = "test"},
+    return detail::make_world({.rank = process.rank,
+                               .size = process.size,
+                               .local_rank = process.rank,
+                               .local_size = process.size,
+                               .host = "here",
+                               .launcher = "test"},
                               std::move(transport), options);
   };
   try {
@@ -386,7 +415,8 @@ int run_rank(const testing_support::RankProcess& process) {
     if (process.body == "SameRankTwice") {  // ranks 0, 1, 2 and 1 again; rank 2 joins after the second has been refused
       if (process.rank == 2) store.get("refused", milliseconds(60'000));
       try {
-        (void)detail::make_host_transport(store, process.rank == 3 ? 1 : process.rank, 3, {.timeout = milliseconds(60'000)});
+        (void)detail::make_host_transport(store, process.rank == 3 ? 1 : process.rank, 3,
+                                          {.timeout = milliseconds(60'000)});
       } catch (const ConfigError& error) {
         store.set("refused", error.what());
       }
@@ -419,7 +449,8 @@ int run_rank(const testing_support::RankProcess& process) {
 }  // namespace espalier::conformance
 
 int main(int argc, char** argv) {
-  if (const auto process = espalier::testing_support::this_rank_process()) return espalier::conformance::run_rank(*process);
+  if (const auto process = espalier::testing_support::this_rank_process())
+    return espalier::conformance::run_rank(*process);
   at::set_num_threads(1);
   testing::InitGoogleTest(&argc, argv);
   espalier::conformance::register_cases();

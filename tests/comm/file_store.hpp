@@ -2,12 +2,12 @@
 // A Store in a folder, for tests that start processes.
 #pragma once
 
+#include <unistd.h>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
 #include <thread>
-#include <unistd.h>
 
 #include "espalier/base/error.hpp"
 #include "espalier/comm/store.hpp"

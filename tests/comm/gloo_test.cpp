@@ -25,8 +25,7 @@ WorldOptions gloo(milliseconds timeout = milliseconds(20000)) {
   return {.backend = Backend::gloo, .timeout = timeout, .log = nullptr};
 }
 
-std::string error_of(std::int64_t size, const std::function<void(World&)>& body,
-                     const WorldOptions& options = gloo()) {
+std::string error_of(std::int64_t size, const std::function<void(World&)>& body, const WorldOptions& options = gloo()) {
   try {
     run_ranks(size, body, options);
   } catch (const Error& error) {
@@ -39,9 +38,8 @@ TEST(Gloo, ReducesEveryDtype) {
   run_ranks(
       3,
       [](World& world) {
-        for (const at::ScalarType dtype :
-             {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kShort,
-              at::kChar, at::kByte, at::kBool}) {
+        for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt,
+                                           at::kShort, at::kChar, at::kByte, at::kBool}) {
           const std::string name = c10::toString(dtype);
           at::Tensor tensor = at::tensor({0, 1, 2, 3}).add(world.rank()).to(dtype);
           const at::Tensor expected =
@@ -53,8 +51,7 @@ TEST(Gloo, ReducesEveryDtype) {
           expect(low.equal(at::tensor({2, 1, 0}).to(dtype)), "min " + name);
           at::Tensor piece = at::empty({2}, dtype);
           reduce_scatter_into(piece, at::arange(6).add(1).to(dtype), world.group()).wait();
-          const at::Tensor sums =
-              dtype == at::kBool ? at::ones({6}, at::kBool) : at::arange(6).add(1).mul(3).to(dtype);
+          const at::Tensor sums = dtype == at::kBool ? at::ones({6}, at::kBool) : at::arange(6).add(1).mul(3).to(dtype);
           expect(piece.equal(sums.narrow(0, 2 * world.rank(), 2)), "reduce_scatter " + name);
         }
       },
@@ -67,12 +64,10 @@ TEST(Gloo, GathersPartsOfDifferentSizes) {
       [](World& world) {
         std::vector<at::Tensor> parts{at::empty({0}, at::kShort), at::empty({5}, at::kShort),
                                       at::empty({2}, at::kShort)};
-        const at::Tensor mine = at::full({parts[static_cast<std::size_t>(world.rank())].numel()},
-                                         world.rank(), at::kShort);
+        const at::Tensor mine =
+            at::full({parts[static_cast<std::size_t>(world.rank())].numel()}, world.rank(), at::kShort);
         all_gather_v(parts, mine, world.group()).wait();
-        expect(parts[1].equal(at::full({5}, 1, at::kShort)) &&
-                   parts[2].equal(at::full({2}, 2, at::kShort)),
-               "parts");
+        expect(parts[1].equal(at::full({5}, 1, at::kShort)) && parts[2].equal(at::full({2}, 2, at::kShort)), "parts");
       },
       gloo());
 }
@@ -89,8 +84,7 @@ TEST(Gloo, SendsWithoutWaitingForTheReceiver) {
         at::Tensor first = at::empty({1 << 20}), second = at::empty({3});
         recv(second, world.group(), other, 2).wait();
         recv(first, world.group(), other, 1).wait();
-        expect(first.equal(at::full({1 << 20}, double(other))) && second.equal(at::ones({3})),
-               "messages");
+        expect(first.equal(at::full({1 << 20}, double(other))) && second.equal(at::ones({3})), "messages");
       },
       gloo());
 }
@@ -123,8 +117,7 @@ TEST(Gloo, ConnectsGroupsThatOverlap) {
           const Group group = world.make_group(members, members.to_string());
           at::Tensor tensor = at::full({1}, double(world.rank()));
           all_reduce_(tensor, group).wait();
-          expect(tensor.item<double>() == double(2 * members.member(0) + 1),
-                 "sum of " + group.name());
+          expect(tensor.item<double>() == double(2 * members.member(0) + 1), "sum of " + group.name());
         }
       },
       gloo());
@@ -185,7 +178,9 @@ TEST(Gloo, IsLeftWithoutWaitingForWhatNobodyAnswers) {
           {
             const Work dropped = all_reduce_(tensor, world.group());
           }
-          { const Work dropped = recv(tensor, world.group(), 1); }
+          {
+            const Work dropped = recv(tensor, world.group(), 1);
+          }
         }
         send(tensor, world.group(), 1 - world.rank(), 5).wait();  // both never received
       },

@@ -20,19 +20,17 @@ using namespace testing_support;
 class GroupSetProcesses : public testing::TestWithParam<const char*> {
  protected:
   // Four ranks as if started by mpirun: nobody ends the others when one dies.
-  static std::vector<std::unique_ptr<Program>> start(const std::string& what,
-                                                     const std::string& timeout_ms) {
+  static std::vector<std::unique_ptr<Program>> start(const std::string& what, const std::string& timeout_ms) {
     std::vector<std::unique_ptr<Program>> ranks;
     for (int rank = 0; rank < 4; ++rank) {
       ranks.push_back(std::make_unique<Program>(
           std::vector<std::string>{ESPALIER_TEST_BIN "/world_probe", what, timeout_ms},
-          std::map<std::string, std::string>{
-              {"ESPALIER_BACKEND", GetParam()},
-              {"OMPI_COMM_WORLD_RANK", std::to_string(rank)},
-              {"OMPI_COMM_WORLD_SIZE", "4"},
-              {"OMPI_COMM_WORLD_LOCAL_RANK", std::to_string(rank)},
-              {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
-              {"PMIX_NAMESPACE", what + std::to_string(getpid())}}));
+          std::map<std::string, std::string>{{"ESPALIER_BACKEND", GetParam()},
+                                             {"OMPI_COMM_WORLD_RANK", std::to_string(rank)},
+                                             {"OMPI_COMM_WORLD_SIZE", "4"},
+                                             {"OMPI_COMM_WORLD_LOCAL_RANK", std::to_string(rank)},
+                                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
+                                             {"PMIX_NAMESPACE", what + std::to_string(getpid())}}));
     }
     return ranks;
   }
@@ -58,8 +56,8 @@ TEST_P(GroupSetProcesses, EndInTimeWhenOneDiesBeforeItsGroupsAreMade) {
     }
     EXPECT_LT(seconds_since(died), 10.0);
     std::cout << ranks[0]->output();
-    // Gloo sees a connection that closes, not whose it was; and while groups connect, the first rank whose time is over speaks
-    // for all, though it may have waited for one that itself waited.
+    // Gloo sees a connection that closes, not whose it was; and while groups connect, the first rank whose time is over
+    // speaks for all, though it may have waited for one that itself waited.
     if (GetParam() == std::string("host")) {
       EXPECT_THAT(ranks[0]->output(), HasSubstr("rank 2"));
     } else if (what == std::string("die_after_agreement")) {

@@ -37,9 +37,7 @@ using testing_support::expect;
 
 constexpr std::int64_t kRanks = 8;
 
-WorldOptions quiet(LogSink sink = nullptr) {
-  return {.backend = Backend::host, .log = std::move(sink)};
-}
+WorldOptions quiet(LogSink sink = nullptr) { return {.backend = Backend::host, .log = std::move(sink)}; }
 
 class GroupSetOver : public testing::TestWithParam<Backend> {
  protected:
@@ -62,8 +60,7 @@ class GroupSetOver : public testing::TestWithParam<Backend> {
 
   // What each rank says in the action that `prepare` gives it. Rank 6 prepares too, stays in the
   // world, and never comes to the action.
-  std::vector<std::string> errors_without_rank_6(
-      const std::function<std::function<void()>(World&)>& prepare) const {
+  std::vector<std::string> errors_without_rank_6(const std::function<std::function<void()>(World&)>& prepare) const {
     std::vector<std::string> errors(kRanks);
     std::atomic<int> ended = 0;
     run_ranks(
@@ -108,13 +105,11 @@ TEST_P(GroupSetOver, SaysOnEveryRankWhatDiffersFirstWhenOneRankHasAnotherPlan) {
               AllOf(HasSubstr("first in entry 2"), HasSubstr("'model=[0,1]"), HasSubstr("'data=")));
   other_name.add("data", strided);
   other_name.add("tensor", blocks);
-  EXPECT_THAT(
-      differing(usual, other_name),
-      AllOf(HasSubstr("first in entry 3"), HasSubstr("'tensor=[0,1]"), HasSubstr("'model=")));
+  EXPECT_THAT(differing(usual, other_name),
+              AllOf(HasSubstr("first in entry 3"), HasSubstr("'tensor=[0,1]"), HasSubstr("'model=")));
   GroupPlan shorter(kRanks);
   shorter.add("data", strided);
-  EXPECT_THAT(differing(usual, shorter),
-              AllOf(HasSubstr("first in entry 3"), HasSubstr("nothing on rank 3")));
+  EXPECT_THAT(differing(usual, shorter), AllOf(HasSubstr("first in entry 3"), HasSubstr("nothing on rank 3")));
 }
 
 TEST_P(GroupSetOver, RefusesAPlanForMoreRanksThanThereAre) {
@@ -123,9 +118,8 @@ TEST_P(GroupSetOver, RefusesAPlanForMoreRanksThanThereAre) {
 }
 
 TEST_P(GroupSetOver, NamesTheRankThatNeverComes) {
-  const auto errors = errors_without_rank_6([](World& world) {
-    return [&world] { const GroupSet groups(world, model_data_plan(kRanks, 2)); };
-  });
+  const auto errors = errors_without_rank_6(
+      [](World& world) { return [&world] { const GroupSet groups(world, model_data_plan(kRanks, 2)); }; });
   for (const std::size_t rank : {0, 1, 2, 3, 4, 5, 7})
     EXPECT_THAT(errors[rank], AllOf(HasSubstr("timed out after"), HasSubstr("waiting for rank 6")));
 }
@@ -147,12 +141,9 @@ TEST_P(GroupSetOver, OpensOneCommunicatorForEqualSetsAndNoneForSingletons) {
         const GroupSet groups(world, layout_plan(Layout({.pipe = 2, .data = 2}, 4)));
         expect(groups.num_communicators() == 2, "communicators");
         expect(groups.own("context").size() == 1, "singleton");
-        const auto communicator = [](const Group& group) {
-          return group.state().communicator.get();
-        };
+        const auto communicator = [](const Group& group) { return group.state().communicator.get(); };
         expect(communicator(groups.own("context")) == nullptr, "singleton's communicator");
-        expect(communicator(groups.own("data")) == communicator(groups.own("data_context")),
-               "equal sets");
+        expect(communicator(groups.own("data")) == communicator(groups.own("data_context")), "equal sets");
         expect(communicator(groups.own("data")) != communicator(groups.own("pipe")), "other sets");
         const GroupSet all(world, plan_by_name("parameter_parallel", 4, {}));
         expect(all.num_communicators() == 0, "the world's communicator is there already");
@@ -173,14 +164,13 @@ Figures figures_now() {
     return static_cast<std::int64_t>(std::distance(std::filesystem::directory_iterator(folder), {}));
   };
   const auto memory = ::mallinfo2();
-  return {count("/proc/self/fd"), count("/proc/self/task"),
-          static_cast<std::int64_t>(memory.uordblks + memory.hblkhd)};
+  return {count("/proc/self/fd"), count("/proc/self/task"), static_cast<std::int64_t>(memory.uordblks + memory.hblkhd)};
 }
 
 void expect_no_growth(const std::string& what, const Figures& first, const Figures& last) {
-  std::cout << what << ": descriptors " << first.descriptors << ", at the end " << last.descriptors
-            << "; threads " << first.threads << ", " << last.threads << "; bytes allocated "
-            << first.bytes << ", " << last.bytes << "\n";
+  std::cout << what << ": descriptors " << first.descriptors << ", at the end " << last.descriptors << "; threads "
+            << first.threads << ", " << last.threads << "; bytes allocated " << first.bytes << ", " << last.bytes
+            << "\n";
   EXPECT_LE(last.descriptors, first.descriptors) << what;
   EXPECT_LE(last.threads, first.threads) << what;
   // What threads keep of freed memory for themselves counts as allocated; a communicator that leaked would be far more.
@@ -221,8 +211,7 @@ TEST_P(GroupSetOver, MakesAndClosesAThousandGroupsInRandomOrderWithoutGrowing) {
       },
       options());
   EXPECT_GE(made, 1000 * kRanks);
-  expect_no_growth(std::to_string(made / kRanks) + " groups on each rank of one world",
-                   rounds.front(), rounds.back());
+  expect_no_growth(std::to_string(made / kRanks) + " groups on each rank of one world", rounds.front(), rounds.back());
 }
 
 TEST_P(GroupSetOver, GivesEverythingBackWithItsWorld) {
@@ -264,8 +253,7 @@ TEST(GroupSet, TellsARankOutsideThatItTakesNoPart) {
   run_ranks(
       4,
       [](World& world) {
-        const GroupSet groups(
-            world, plan_by_name("inference_model", 4, std::vector<std::string>{"sizes=2"}));
+        const GroupSet groups(world, plan_by_name("inference_model", 4, std::vector<std::string>{"sizes=2"}));
         expect(groups.has_own("tp_size_2") == (world.rank() < 2), "has_own");
         if (world.rank() < 2) return;
         const std::string error = testing_support::error_of([&] { groups.own("tp_size_2"); });
@@ -275,8 +263,7 @@ TEST(GroupSet, TellsARankOutsideThatItTakesNoPart) {
 }
 
 // What all of 4 ranks log in `body`; `host_of_rank` as if they were on several hosts.
-std::vector<std::string> log_of(const std::function<void(const World&)>& body,
-                                std::vector<std::int64_t> host_of_rank) {
+std::vector<std::string> log_of(const std::function<void(const World&)>& body, std::vector<std::int64_t> host_of_rank) {
   std::mutex mutex;
   std::vector<std::string> lines;
   const LogSink sink = [&](LogLevel level, std::string_view line) {
@@ -299,9 +286,8 @@ void make_groups(const World& world) { const GroupSet groups(world, model_data_p
 void make_mesh(const World& world) { const Mesh mesh(world, {.data = 2, .tensor = 2}); }
 
 TEST(GroupSet, LogsOnceOnRankZeroWhatWasMade) {
-  EXPECT_THAT(log_of(make_groups, {}),
-              testing::ElementsAre("info [rank 0] groups: data 2, model 2 over 4 ranks; 2 "
-                                   "communicators of rank 0 besides the world's"));
+  EXPECT_THAT(log_of(make_groups, {}), testing::ElementsAre("info [rank 0] groups: data 2, model 2 over 4 ranks; 2 "
+                                                            "communicators of rank 0 besides the world's"));
 }
 
 TEST(GroupSet, WarnsOnRankZeroOfGroupsThatCrossHostsWithoutNeed) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is particular about the hierarchical backend, with threads that are told to be on several hosts; that it computes what
-// all backends compute is the conformance suite's.
+// What is particular about the hierarchical backend, with threads that are told to be on several hosts; that it
+// computes what all backends compute is the conformance suite's.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -29,9 +29,11 @@ using testing::HasSubstr;
 using testing_support::expect;
 using Hosts = std::vector<std::int64_t>;
 
-void on_hosts(const Hosts& hosts, const std::function<void(World&)>& body, milliseconds timeout = milliseconds(20'000)) {
+void on_hosts(const Hosts& hosts, const std::function<void(World&)>& body,
+              milliseconds timeout = milliseconds(20'000)) {
   detail::run_threads(detail::make_hierarchical_transports_for_threads(hosts, {.timeout = timeout, .log = nullptr}),
-                      Backend::hierarchical, body, {.backend = Backend::hierarchical, .timeout = timeout, .log = nullptr}, hosts);
+                      Backend::hierarchical, body,
+                      {.backend = Backend::hierarchical, .timeout = timeout, .log = nullptr}, hosts);
 }
 
 // What each rank's `body` throws.
@@ -64,7 +66,8 @@ void check_every_way(World& world, std::int64_t count, at::ScalarType dtype) {
   const auto data = [&](std::int64_t rank, std::int64_t elems) {
     return at::arange(elems, at::kLong).remainder(13).add(rank * 3 + 1).remainder(8).to(dtype);
   };
-  at::Tensor sum = at::zeros({count}, at::kLong), all_sums = at::zeros({size * count}, at::kLong), largest = at::zeros({count}, at::kLong);
+  at::Tensor sum = at::zeros({count}, at::kLong), all_sums = at::zeros({size * count}, at::kLong),
+             largest = at::zeros({count}, at::kLong);
   std::vector<at::Tensor> inputs;
   for (std::int64_t rank = 0; rank < size; ++rank) {
     inputs.push_back(data(rank, count));
@@ -75,9 +78,11 @@ void check_every_way(World& world, std::int64_t count, at::ScalarType dtype) {
   const at::Tensor& mine = inputs[static_cast<std::size_t>(world.rank())];
   const std::string what = fmt::format("{} {} x {}", world.rank(), c10::toString(dtype), count);
 
-  at::Tensor reduced = mine.clone(), maximum = mine.clone(), part = at::empty({count}, dtype), gathered = at::empty({size * count}, dtype);
+  at::Tensor reduced = mine.clone(), maximum = mine.clone(), part = at::empty({count}, dtype),
+             gathered = at::empty({size * count}, dtype);
   Work works[] = {all_reduce_(reduced, world.group()), all_reduce_(maximum, world.group(), ReduceOp::max),
-                  reduce_scatter_into(part, data(world.rank(), size * count), world.group()), all_gather_into(gathered, mine, world.group())};
+                  reduce_scatter_into(part, data(world.rank(), size * count), world.group()),
+                  all_gather_into(gathered, mine, world.group())};
   wait_all(works);
   expect(reduced.equal(sum.to(dtype)), "all_reduce " + what);
   expect(maximum.equal(largest.to(dtype)), "max " + what);
@@ -89,7 +94,8 @@ TEST(Hierarchical, ReducesAndGathersWhateverTheHosts) {
   for (const Hosts& hosts : kPlacements) {
     on_hosts(hosts, [](World& world) {
       for (const std::int64_t count : {0, 1, 2, 7, 1000, 100'003}) check_every_way(world, count, at::kFloat);
-      for (const at::ScalarType dtype : {at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kShort, at::kByte, at::kBool}) {
+      for (const at::ScalarType dtype :
+           {at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kShort, at::kByte, at::kBool}) {
         check_every_way(world, 5, dtype);
       }
     });
@@ -114,20 +120,24 @@ TEST(Hierarchical, RoundsHalfPrecisionOnce) {
 TEST(Hierarchical, GroupsInsideAHostAreOfTheHostBackend) {
   on_hosts({0, 1, 0, 1}, [](World& world) {
     expect(world.local_rank() == world.rank() / 2 && world.local_size() == 2, "local rank");
-    const Group here = world.make_group(RankSet::of(std::vector<std::int64_t>{world.rank() % 2, world.rank() % 2 + 2}), "here");
+    const Group here =
+        world.make_group(RankSet::of(std::vector<std::int64_t>{world.rank() % 2, world.rank() % 2 + 2}), "here");
     expect(here.capabilities().int16_reductions && here.capabilities().uneven_all_gather, "capabilities of host");
-    expect(!world.group().capabilities().int16_reductions && here.capabilities().names_dead_ranks, "capabilities between hosts");
+    expect(!world.group().capabilities().int16_reductions && here.capabilities().names_dead_ranks,
+           "capabilities between hosts");
     at::Tensor tensor = at::full({4}, double(world.rank()));
     all_reduce_(tensor, here).wait();
     expect(tensor[0].item<double>() == double(2 * (world.rank() % 2) + 2), "sum");
     // Messages take the same ways: inside to the one, between to the other.
     at::Tensor from_here = at::empty({1}), from_there = at::empty({1});
     const std::int64_t near = (world.rank() + 2) % 4, far = (world.rank() + 1) % 4;
-    Work sends[] = {send(at::full({1}, double(world.rank())), world.group(), near, 5), send(at::full({1}, double(world.rank())), world.group(), far, 5)};
+    Work sends[] = {send(at::full({1}, double(world.rank())), world.group(), near, 5),
+                    send(at::full({1}, double(world.rank())), world.group(), far, 5)};
     recv(from_here, world.group(), near, 5).wait();
     recv(from_there, world.group(), (world.rank() + 3) % 4, 5).wait();
     wait_all(sends);
-    expect(from_here.item<double>() == double(near) && from_there.item<double>() == double((world.rank() + 3) % 4), "messages");
+    expect(from_here.item<double>() == double(near) && from_there.item<double>() == double((world.rank() + 3) % 4),
+           "messages");
   });
 }
 
@@ -146,7 +156,8 @@ TEST(Hierarchical, OperationsGoOnWhateverTheirRankDoesNext) {
   });
 }
 
-// Rank 0 waits for rank 2 on another host, which waits for rank 1, which waits for what rank 0 does on their host meanwhile.
+// Rank 0 waits for rank 2 on another host, which waits for rank 1, which waits for what rank 0 does on their host
+// meanwhile.
 TEST(Hierarchical, AHostGoesOnWhileARankWaitsForAnother) {
   const auto start = std::chrono::steady_clock::now();
   on_hosts({0, 0, 1}, [](World& world) {
@@ -191,8 +202,8 @@ TEST(Hierarchical, CallsThatDifferOnAHostAreNamedAtOnceOnAll) {
   });
   EXPECT_LT(seconds_since(start), 5.0);
   for (const std::string& error : errors) {
-    EXPECT_THAT(error, AllOf(HasSubstr("all_reduce(sum, float32 x 4) on rank "), HasSubstr("broadcast(float32 x 4, root 0) on rank 1 ("),
-                             HasSubstr("group 'data' [0,1]")));
+    EXPECT_THAT(error, AllOf(HasSubstr("all_reduce(sum, float32 x 4) on rank "),
+                             HasSubstr("broadcast(float32 x 4, root 0) on rank 1 ("), HasSubstr("group 'data' [0,1]")));
   }
   EXPECT_THAT(errors[2], HasSubstr("on host 0)"));
 }
@@ -208,9 +219,10 @@ TEST(Hierarchical, DeadlinesNameWhoIsWaitedFor) {
     });
   };
   const std::vector<std::string> inside = late(1);
-  EXPECT_THAT(inside[0], AllOf(HasSubstr("all_reduce(sum, float32 x 8) #0 of group 'world' [0,1,2,3] timed out after 3"),
-                               HasSubstr("on rank 0, in reduce_scatter inside the host; waiting for rank 1 (thread of pid "),
-                               HasSubstr("its last call is ")));
+  EXPECT_THAT(inside[0],
+              AllOf(HasSubstr("all_reduce(sum, float32 x 8) #0 of group 'world' [0,1,2,3] timed out after 3"),
+                    HasSubstr("on rank 0, in reduce_scatter inside the host; waiting for rank 1 (thread of pid "),
+                    HasSubstr("its last call is ")));
   const std::vector<std::string> between = late(2);
   EXPECT_THAT(between[0], HasSubstr("on rank 0, in all_reduce between hosts; waiting for rank 2"));
   for (const auto* errors : {&inside, &between}) {

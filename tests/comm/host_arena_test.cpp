@@ -50,7 +50,9 @@ TEST(HostBuffers, UseFreedMemoryAgainAndRefuseWhatDoesNotFit) {
   at::Tensor first = buffers->make({100'000}, at::kFloat);
   const at::Tensor second = buffers->make({1000, 100}, at::kFloat);
   const auto refusal = [&] { return testing_support::error_of([&] { (void)buffers->make({100'000}, at::kFloat); }); };
-  EXPECT_THAT(refusal(), testing::HasSubstr("host_buffer: 400000 bytes are asked for on rank 1, where 800000 of 1048576 bytes are in use"));
+  EXPECT_THAT(refusal(),
+              testing::HasSubstr(
+                  "host_buffer: 400000 bytes are asked for on rank 1, where 800000 of 1048576 bytes are in use"));
   EXPECT_THAT(refusal(), testing::HasSubstr("raise the limit"));
   const void* const place = first.const_data_ptr();
   at::Tensor part = first.narrow(0, 5, 10);
@@ -58,9 +60,11 @@ TEST(HostBuffers, UseFreedMemoryAgainAndRefuseWhatDoesNotFit) {
   EXPECT_THAT(refusal(), testing::HasSubstr("where 800000 of"));  // the part still keeps it
   part.reset();
   EXPECT_EQ(buffers->make({100'000}, at::kFloat).const_data_ptr(), place);
-  EXPECT_THAT(testing_support::error_of([&] { (void)buffers->make({-1}, at::kFloat); }), testing::HasSubstr("sizes [-1]; expected 0 or more"));
+  EXPECT_THAT(testing_support::error_of([&] { (void)buffers->make({-1}, at::kFloat); }),
+              testing::HasSubstr("sizes [-1]; expected 0 or more"));
   const std::int64_t huge = std::int64_t{1} << 62;
-  EXPECT_THAT(testing_support::error_of([&] { (void)buffers->make({huge, 4}, at::kFloat); }), testing::HasSubstr("more than can be counted"));
+  EXPECT_THAT(testing_support::error_of([&] { (void)buffers->make({huge, 4}, at::kFloat); }),
+              testing::HasSubstr("more than can be counted"));
   EXPECT_EQ(buffers->make({0, 3}, at::kFloat).numel(), 0);
 }
 
@@ -79,14 +83,18 @@ TEST(HostBuffers, OutliveTheirWorldAndKeepToItsLimit) {
   std::vector<at::Tensor> kept(2);
   WorldOptions options;
   options.host_buffer_bytes = 4096;
-  run_ranks(2, [&](World& world) {
-    kept[static_cast<std::size_t>(world.rank())] = world.host_buffer({1000}, at::kFloat);
-    const std::string text = testing_support::error_of([&] { (void)world.host_buffer({100}, at::kFloat); });
-    testing_support::expect(text.find("400 bytes are asked for") != std::string::npos, text);
-  }, options);
+  run_ranks(
+      2,
+      [&](World& world) {
+        kept[static_cast<std::size_t>(world.rank())] = world.host_buffer({1000}, at::kFloat);
+        const std::string text = testing_support::error_of([&] { (void)world.host_buffer({100}, at::kFloat); });
+        testing_support::expect(text.find("400 bytes are asked for") != std::string::npos, text);
+      },
+      options);
   EXPECT_EQ(kept[1].fill_(2).sum().item<float>(), 2000);
   options.host_buffer_bytes = -1;
-  EXPECT_THAT(testing_support::error_of([&] { run_ranks(2, [](World&) {}, options); }), testing::HasSubstr("host_buffer_bytes is -1; expected 0 to"));
+  EXPECT_THAT(testing_support::error_of([&] { run_ranks(2, [](World&) {}, options); }),
+              testing::HasSubstr("host_buffer_bytes is -1; expected 0 to"));
 }
 
 }  // namespace

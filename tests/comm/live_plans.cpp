@@ -56,8 +56,7 @@ std::vector<AskedPlan> asked_plans(std::int64_t world_size) {
   const std::vector<AskedPlan>& more = world_size == 4 ? of_4 : of_8;
   plans.insert(plans.end(), more.begin(), more.end());
   for (const NamedPlan& named : named_plans()) {
-    expect(std::any_of(plans.begin(), plans.end(),
-                       [&](const AskedPlan& each) { return each.name == named.name; }),
+    expect(std::any_of(plans.begin(), plans.end(), [&](const AskedPlan& each) { return each.name == named.name; }),
            "no plan '" + std::string(named.name) + "' is tested");
   }
   return plans;
@@ -78,8 +77,7 @@ void expect_reduces(const Group& group, const RankSet& planned) {
 void expect_broadcasts(const Group& group, const RankSet& planned) {
   at::Tensor tensor = at::full({3}, 100 + group.world_rank(group.rank()), at::kLong);
   broadcast_(tensor, group, *group.group_rank(planned.first())).wait();
-  expect(tensor.equal(at::full({3}, 100 + planned.first(), at::kLong)),
-         "broadcast through " + group.name());
+  expect(tensor.equal(at::full({3}, 100 + planned.first(), at::kLong)), "broadcast through " + group.name());
 }
 
 void expect_passes_around(const Group& group, const RankSet& planned) {
@@ -104,8 +102,7 @@ void use(World& world, const AskedPlan& asked) {
     if (!planned.ranks.contains(world.rank())) continue;
     expect(place < groups.groups().size(), asked.name + ": " + planned.name + " is missing");
     const Group& group = groups.groups()[place++];
-    expect(group.name() == planned.name && group.members() == planned.ranks,
-           asked.name + ": place of " + planned.name);
+    expect(group.name() == planned.name && group.members() == planned.ranks, asked.name + ": place of " + planned.name);
     expect(groups.group(planned.name).members() == planned.ranks, "look-up of " + planned.name);
     expect_reduces(group, planned.ranks);
     expect_broadcasts(group, planned.ranks);

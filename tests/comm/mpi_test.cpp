@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backend mpi: every conformance case that applies to it, on ranks that mpirun starts, and what is particular about it.
+// The backend mpi: every conformance case that applies to it, on ranks that mpirun starts, and what is particular about
+// it.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -27,7 +28,11 @@ using testing_support::Program;
 const std::string kEspalier = ESPALIER_TEST_BIN "/espalier";
 const std::string kProbe = ESPALIER_TEST_BIN "/world_probe";
 constexpr milliseconds kLimit(60'000);
-constexpr Promises kPromises{.ordered_sums = false, .buffered_sends = false, .names_mismatch = false, .names_mismatched_messages = false, .names_leavers = false};
+constexpr Promises kPromises{.ordered_sums = false,
+                             .buffered_sends = false,
+                             .names_mismatch = false,
+                             .names_mismatched_messages = false,
+                             .names_leavers = false};
 
 // This program again, as `size` ranks that run one of the bodies below. The last word tells its processes from others.
 std::string marker() { return fmt::format("ranks-of-{}", getpid()); }
@@ -55,7 +60,8 @@ void register_cases() {
   for (const Case& one : cases()) {
     if (!one.applies(kPromises)) continue;
     const std::int64_t size = one.sizes.back();
-    testing::RegisterTest("Conformance/Mpi", fmt::format("{}_{}", one.name, size).c_str(), nullptr, nullptr, __FILE__, __LINE__,
+    testing::RegisterTest("Conformance/Mpi", fmt::format("{}_{}", one.name, size).c_str(), nullptr, nullptr, __FILE__,
+                          __LINE__,
                           [&one, size] { return static_cast<testing::Test*>(new MpiConformance(one.name, size)); });
   }
 }
@@ -66,7 +72,8 @@ TEST(Mpi, IsStartedByEspalierRun) {
   Program program({kEspalier, "run", "--backend", "mpi", "-n", "3", "--", kProbe});
   EXPECT_EQ(program.wait(kLimit), 0) << program.output() << program.error();
   for (int rank = 0; rank < 3; ++rank) {
-    EXPECT_THAT(program.output(), HasSubstr(fmt::format("rank {} of 3 local {} of 3 mpi Open MPI sum 6\n", rank, rank)));
+    EXPECT_THAT(program.output(),
+                HasSubstr(fmt::format("rank {} of 3 local {} of 3 mpi Open MPI sum 6\n", rank, rank)));
   }
 }
 
@@ -83,15 +90,19 @@ TEST(Mpi, MakesEveryPlan) {
 TEST(Mpi, IsRefusedWhereMpiDidNotStartTheRanks) {
   Program program({kEspalier, "run", "-n", "2", "--", kProbe}, {{"ESPALIER_BACKEND", "mpi"}});
   EXPECT_EQ(program.wait(kLimit), 2) << program.output() << program.error();
-  EXPECT_THAT(program.output(), HasSubstr("backend mpi needs ranks that MPI starts, but espalier run started this one"));
+  EXPECT_THAT(program.output(),
+              HasSubstr("backend mpi needs ranks that MPI starts, but espalier run started this one"));
   EXPECT_THAT(program.output(), HasSubstr("espalier run --backend mpi -n 2 -- PROGRAM"));
 }
 
 TEST(Mpi, IsRefusedWhereItKnowsOfFewerRanksThanTheVariables) {
-  Program program({kProbe}, {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+  Program program({kProbe}, {{"OMPI_COMM_WORLD_RANK", "0"},
+                             {"OMPI_COMM_WORLD_SIZE", "2"},
+                             {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
                              {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}});  // several hosts: mpi is the choice
   EXPECT_EQ(program.wait(kLimit), 2) << program.output() << program.error();
-  EXPECT_THAT(program.output(), HasSubstr("MPI says rank 0 of 1, but OMPI_COMM_WORLD_RANK=0 and OMPI_COMM_WORLD_SIZE=2"));
+  EXPECT_THAT(program.output(),
+              HasSubstr("MPI says rank 0 of 1, but OMPI_COMM_WORLD_RANK=0 and OMPI_COMM_WORLD_SIZE=2"));
 }
 
 TEST(Mpi, LeavesItsLifeToAProgramThatInitialisedIt) {
@@ -120,15 +131,17 @@ TEST(Mpi, FinishesADroppedReductionOfFloat16) {
 TEST(Mpi, SaysThatAMessageIsShorterThanItsTensor) {
   const auto program = ranks(2, "ShortMessage");
   EXPECT_EQ(program->wait(kLimit), 3) << program->output() << program->error();
-  EXPECT_THAT(program->output(), HasSubstr("recv(float32 x 4) from rank 0, tag 9, #0 of group 'world' [0,1] failed on rank 1: "
-                                           "12 bytes came instead of 16"));
+  EXPECT_THAT(program->output(),
+              HasSubstr("recv(float32 x 4) from rank 0, tag 9, #0 of group 'world' [0,1] failed on rank 1: "
+                        "12 bytes came instead of 16"));
 }
 
 TEST(Mpi, SaysThatAMessageIsLongerThanItsTensor) {
   const auto program = ranks(2, "LongMessage");
   EXPECT_EQ(program->wait(kLimit), 3) << program->output() << program->error();
-  EXPECT_THAT(program->output(), HasSubstr("recv(float32 x 2) from rank 0, tag 9, #0 of group 'world' [0,1] failed on rank 1: "
-                                           "MPI_ERR_TRUNCATE: message truncated"));
+  EXPECT_THAT(program->output(),
+              HasSubstr("recv(float32 x 2) from rank 0, tag 9, #0 of group 'world' [0,1] failed on rank 1: "
+                        "MPI_ERR_TRUNCATE: message truncated"));
 }
 
 // ---- ranks that fail: the job ends, at the latest at the deadline of the others ----
@@ -201,7 +214,8 @@ void reduce_in_place() {
   at::Tensor all = at::full({size, 4}, -1.0);
   all.select(0, rank).fill_(double(rank));
   all_gather_into(all, all.select(0, rank), world.group()).wait();
-  if (!all.equal(at::arange(size, at::kFloat).view({size, 1}).expand({size, 4}))) throw std::runtime_error("gathered wrongly");
+  if (!all.equal(at::arange(size, at::kFloat).view({size, 1}).expand({size, 4})))
+    throw std::runtime_error("gathered wrongly");
   at::Tensor mine = all.select(0, rank);
   reduce_scatter_into(mine, all, world.group()).wait();
   if (!mine.equal(at::full({4}, double(rank * size)))) throw std::runtime_error("scattered wrongly");
@@ -211,7 +225,9 @@ void reduce_in_place() {
 void drop_a_reduction_of_float16() {
   const World world = make_world(milliseconds(20'000));
   at::Tensor sum = at::full({1000}, double(world.rank()), at::kHalf);
-  { const Work dropped = all_reduce_(sum, world.group()); }
+  {
+    const Work dropped = all_reduce_(sum, world.group());
+  }
   for (int i = 0; i < 20; ++i) expect_sum(world);  // later calls finish it
   if (!sum.equal(at::full({1000}, 3.0, at::kHalf))) throw std::runtime_error("the sum was dropped too");
 }

@@ -27,8 +27,8 @@ std::optional<RankProcess> this_rank_process();
 
 struct Outcome {
   std::vector<pid_t> pids;
-  std::vector<int> statuses;        // as from waitpid; -1: had to be killed at the time limit
-  std::vector<std::string> outputs;  // standard output and error of each rank
+  std::vector<int> statuses;                // as from waitpid; -1: had to be killed at the time limit
+  std::vector<std::string> outputs;         // standard output and error of each rank
   std::unique_ptr<TemporaryFolder> shared;  // of the ranks
 };
 

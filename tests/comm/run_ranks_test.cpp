@@ -57,31 +57,32 @@ TEST(RunRanks, LeaveAPostmortemAtADeadline) {
   std::atomic<bool> over = false;
   std::string text_of_rank_0;
   const std::string error = testing_support::error_of([&] {
-    run_ranks(
-        3,
-        [&](World& world) {
-          for (int i = 0; i < 70; ++i) barrier(world.group()).wait();
-          at::Tensor tensor = at::zeros({4});
-          if (world.rank() == 2) {
-            while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-            return;
-          }
-          try {
-            world.rank() == 0 ? recv(tensor, world.group(), 1).wait(std::chrono::milliseconds(500)) : recv(tensor, world.group(), 2).wait();
-          } catch (const CommError& trouble) {
-            if (world.rank() == 0) text_of_rank_0 = trouble.what();
-            over = true;
-            throw;
-          }
-        },
-        {.backend = Backend::host, .log = nullptr, .postmortem = path});
+    run_ranks(3,
+              [&](World& world) {
+                for (int i = 0; i < 70; ++i) barrier(world.group()).wait();
+                at::Tensor tensor = at::zeros({4});
+                if (world.rank() == 2) {
+                  while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                  return;
+                }
+                try {
+                  world.rank() == 0 ? recv(tensor, world.group(), 1).wait(std::chrono::milliseconds(500))
+                                    : recv(tensor, world.group(), 2).wait();
+                } catch (const CommError& trouble) {
+                  if (world.rank() == 0) text_of_rank_0 = trouble.what();
+                  over = true;
+                  throw;
+                }
+              },
+              {.backend = Backend::host, .log = nullptr, .postmortem = path});
   });
   EXPECT_THAT(error, HasSubstr("timed out"));
   EXPECT_THAT(text_of_rank_0, HasSubstr("waiting for rank 1 (thread of pid"));
   EXPECT_THAT(text_of_rank_0, HasSubstr("in turn rank 1 waits for rank 2; meanwhile rank 2 (thread of pid"));
   std::ifstream file(path);
   const auto json = nlohmann::json::parse(file);
-  EXPECT_THAT(json["reason"].get<std::string>(), HasSubstr("recv(float32 x 4) from rank 1, tag 0, #0 of group 'world' [0,1,2] timed out after 5"));
+  EXPECT_THAT(json["reason"].get<std::string>(),
+              HasSubstr("recv(float32 x 4) from rank 1, tag 0, #0 of group 'world' [0,1,2] timed out after 5"));
   EXPECT_EQ(json["writer"], 0);
   ASSERT_EQ(json["ranks"].size(), 3u);
   for (std::size_t rank = 0; rank < 3; ++rank) {
@@ -91,7 +92,9 @@ TEST(RunRanks, LeaveAPostmortemAtADeadline) {
     EXPECT_EQ(one["calls"][0]["finished"], true);
     EXPECT_EQ(one["calls"][0]["number"], rank == 2 ? 6 : 7);
     EXPECT_EQ(one["calls"][63]["finished"], rank == 2) << rank;
-    EXPECT_EQ(one.value("waits_for", std::vector<int>{}), (rank == 2 ? std::vector<int>{} : std::vector<int>{static_cast<int>(rank) + 1})) << rank;
+    EXPECT_EQ(one.value("waits_for", std::vector<int>{}),
+              (rank == 2 ? std::vector<int>{} : std::vector<int>{static_cast<int>(rank) + 1}))
+        << rank;
   }
   EXPECT_EQ(json["ranks"][1]["state"], "waiting");
   EXPECT_EQ(json["ranks"][2]["state"], "running");
@@ -103,7 +106,8 @@ TEST(RunRanks, RethrowsTheFirstErrorWithItsRankAndEndsTheOthers) {
   try {
     run_ranks(3, [&](World& world) {
       if (world.rank() == 1) throw std::runtime_error("the model is on fire");
-      of_others[static_cast<std::size_t>(world.rank())] = testing_support::error_of([&] { barrier(world.group()).wait(); });
+      of_others[static_cast<std::size_t>(world.rank())] =
+          testing_support::error_of([&] { barrier(world.group()).wait(); });
     });
     FAIL() << "no error";
   } catch (const Error& error) {
@@ -130,20 +134,19 @@ TEST(RunRanks, EndsAWorldWithItsBodyEvenWhenAGroupIsKept) {
     std::vector<Group> kept(2);
     const auto start = std::chrono::steady_clock::now();
     std::string of_the_peer;
-    run_ranks(
-        2,
-        [&](World& world) {
-          kept[static_cast<std::size_t>(world.rank())] = world.group().duplicate("data");
-          at::Tensor tensor = at::zeros({4});
-          all_reduce_(tensor, world.group()).wait();
-          if (world.rank() == 0) return;  // its group lives on
-          try {
-            all_reduce_(tensor, world.group()).wait();
-          } catch (const CommError& error) {
-            of_the_peer = error.what();
-          }
-        },
-        {.backend = backend, .timeout = std::chrono::milliseconds(30'000)});
+    run_ranks(2,
+              [&](World& world) {
+                kept[static_cast<std::size_t>(world.rank())] = world.group().duplicate("data");
+                at::Tensor tensor = at::zeros({4});
+                all_reduce_(tensor, world.group()).wait();
+                if (world.rank() == 0) return;  // its group lives on
+                try {
+                  all_reduce_(tensor, world.group()).wait();
+                } catch (const CommError& error) {
+                  of_the_peer = error.what();
+                }
+              },
+              {.backend = backend, .timeout = std::chrono::milliseconds(30'000)});
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(10'000));
     EXPECT_THAT(of_the_peer, HasSubstr(backend == Backend::host ? "rank 0 (thread of pid" : "all_reduce"));
     EXPECT_THAT(of_the_peer, HasSubstr(backend == Backend::host ? "has left: it closed its world" : "failed"));
@@ -184,7 +187,8 @@ TEST(RunRanks, NamesWhoIsWaitedForAtTheDeadline) {
     });
     FAIL() << "no error";
   } catch (const CommError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("recv(float32 x 4) from rank 1, tag 9, #0 of group 'world' [0,1] timed out after"));
+    EXPECT_THAT(error.what(),
+                HasSubstr("recv(float32 x 4) from rank 1, tag 9, #0 of group 'world' [0,1] timed out after"));
     EXPECT_THAT(error.what(), HasSubstr("waiting for rank 1"));
   }
 }

@@ -19,8 +19,11 @@ void expect_refused(std::map<std::string, std::string> settings) {
 }
 
 TEST(WithoutMpi, SaysWhichOptionToSet) {
-  expect_refused({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
-                  {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"PMIX_NAMESPACE", "a-job"}});
+  expect_refused({{"OMPI_COMM_WORLD_RANK", "0"},
+                  {"OMPI_COMM_WORLD_SIZE", "2"},
+                  {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                  {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                  {"PMIX_NAMESPACE", "a-job"}});
 }
 
 TEST(WithoutMpi, SaysItToAWorldOfOneToo) { expect_refused({}); }

@@ -44,10 +44,8 @@ Settings torch_rank(int rank, int size, int port) {
           {"MASTER_ADDR", "127.0.0.1"},         {"MASTER_PORT", std::to_string(port)}};
 }
 
-std::unique_ptr<Program> probe(const Settings& settings, const std::string& what = "",
-                               int timeout_ms = 20000) {
-  return std::make_unique<Program>(
-      std::vector<std::string>{kProbe, what, std::to_string(timeout_ms)}, settings);
+std::unique_ptr<Program> probe(const Settings& settings, const std::string& what = "", int timeout_ms = 20000) {
+  return std::make_unique<Program>(std::vector<std::string>{kProbe, what, std::to_string(timeout_ms)}, settings);
 }
 
 class WorldEnvironment : public testing::TestWithParam<const char*> {};
@@ -58,20 +56,17 @@ TEST_P(WorldEnvironment, MakesAWorldUnderEspalierRun) {
   EXPECT_EQ(program.wait(), 0) << program.output() << program.error();
   for (int rank = 0; rank < 3; ++rank)
     EXPECT_THAT(program.output(),
-                HasSubstr(fmt::format("rank {} of 3 local {} of 3 {} espalier run sum 6\n", rank,
-                                      rank, GetParam())));
+                HasSubstr(fmt::format("rank {} of 3 local {} of 3 {} espalier run sum 6\n", rank, rank, GetParam())));
   EXPECT_EQ(program.error(), "");
 }
 
 TEST_P(WorldEnvironment, MakesOneWorldAfterAnother) {
-  Program program({kEspalier, "run", "-n", "2", "--", kProbe, "worlds"},
-                  {{"ESPALIER_BACKEND", GetParam()}});
+  Program program({kEspalier, "run", "-n", "2", "--", kProbe, "worlds"}, {{"ESPALIER_BACKEND", GetParam()}});
   EXPECT_EQ(program.wait(milliseconds(50000)), 0) << program.output() << program.error();
 }
 
 TEST_P(WorldEnvironment, DeliversWhatWasSentByARankThatLeaves) {
-  Program program({kEspalier, "run", "-n", "3", "--", kProbe, "leave"},
-                  {{"ESPALIER_BACKEND", GetParam()}});
+  Program program({kEspalier, "run", "-n", "3", "--", kProbe, "leave"}, {{"ESPALIER_BACKEND", GetParam()}});
   EXPECT_EQ(program.wait(), 0) << program.output() << program.error();
   EXPECT_THAT(program.output(), HasSubstr("received 7\n"));
 }
@@ -122,7 +117,8 @@ TEST(WorldEnvironmentHosts, TakeSharedMemoryInsideAHostAndGlooBetween) {
   for (int rank = 0; rank < 4; ++rank) {
     Program& one = *ranks[static_cast<std::size_t>(rank)];
     EXPECT_EQ(one.wait(), 0) << one.output() << one.error();
-    EXPECT_THAT(one.output(), HasSubstr(fmt::format("rank {} of 4 local {} of 2 hierarchical torchrun sum 10\n", rank, rank % 2)));
+    EXPECT_THAT(one.output(),
+                HasSubstr(fmt::format("rank {} of 4 local {} of 2 hierarchical torchrun sum 10\n", rank, rank % 2)));
     if (rank > 0) {
       EXPECT_THAT(one.output(), HasSubstr("received 7\n"));
     }
@@ -143,10 +139,12 @@ TEST(WorldEnvironmentHosts, TakeWhatIsAskedFor) {
     Program program({kEspalier, "run", "-n", "3", "--backend", backend, "--", "/bin/sh", "-c", each});
     if (backend == "host") {
       EXPECT_EQ(program.wait(), 2);
-      EXPECT_THAT(program.output(), HasSubstr("needs all ranks on one host, but rank 0 is on node0 and rank 2 on node1; ask for"));
+      EXPECT_THAT(program.output(),
+                  HasSubstr("needs all ranks on one host, but rank 0 is on node0 and rank 2 on node1; ask for"));
     } else {
       EXPECT_EQ(program.wait(), 0) << program.output() << program.error();
-      EXPECT_THAT(program.output(), HasSubstr(fmt::format("rank 1 of 3 local 1 of 2 {} espalier run sum 6\n", backend)));
+      EXPECT_THAT(program.output(),
+                  HasSubstr(fmt::format("rank 1 of 3 local 1 of 2 {} espalier run sum 6\n", backend)));
     }
   }
 }
@@ -192,8 +190,7 @@ TEST(WorldEnvironmentOpenMpi, MeetsByTheNameOfItsJob) {
 
 TEST(WorldEnvironmentErrors, NamesTheRankThatNeverArrives) {
   const int port = free_port();
-  const auto first = probe(torch_rank(0, 3, port), "", 2000),
-             third = probe(torch_rank(2, 3, port), "", 2000);
+  const auto first = probe(torch_rank(0, 3, port), "", 2000), third = probe(torch_rank(2, 3, port), "", 2000);
   for (Program* one : {first.get(), third.get()}) {
     EXPECT_EQ(one->wait(), 3);
     EXPECT_THAT(one->output(), HasSubstr("CommError: world: rank 1 of 3 did not arrive within"));
@@ -231,8 +228,7 @@ TEST(WorldEnvironmentErrors, RefusesAnAddressThatAnotherProgramServes) {
   }));
   const auto other = probe(torch_rank(0, 2, port));
   EXPECT_EQ(other->wait(), 2) << other->output() << other->error();
-  EXPECT_THAT(other->output(),
-              HasSubstr(fmt::format("cannot serve the store at 127.0.0.1:{}", port)));
+  EXPECT_THAT(other->output(), HasSubstr(fmt::format("cannot serve the store at 127.0.0.1:{}", port)));
 }
 
 TEST(WorldEnvironmentErrors, RefusesDifferentBackends) {
@@ -265,8 +261,7 @@ TEST(WorldEnvironmentErrors, RefusesAChoiceThatIsNone) {
 }
 
 TEST(WorldEnvironmentErrors, AsksForAnAddressWhereTheRanksMayBeOnSeveralHosts) {
-  const auto program =
-      probe({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}, {"SLURM_LOCALID", "0"}});
+  const auto program = probe({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}, {"SLURM_LOCALID", "0"}});
   EXPECT_EQ(program->wait(), 2);
   EXPECT_THAT(program->output(), HasSubstr("Slurm gives rank 1 of 2 no address to meet at"));
   EXPECT_THAT(program->output(), HasSubstr("set MASTER_ADDR"));

@@ -31,8 +31,7 @@ int end(const char* kind, const std::exception& error, int code) {
 // Rank 2 dies where the others make their groups, before or after they agreed.
 void die_among_groups(espalier::World& world, bool after_agreement) {
   const espalier::GroupPlan plan = espalier::model_data_plan(world.size(), 2);
-  if (world.rank() == 2 && after_agreement)
-    espalier::agree(world.group(), "group plan", plan.describe());
+  if (world.rank() == 2 && after_agreement) espalier::agree(world.group(), "group plan", plan.describe());
   if (world.rank() == 2) std::raise(SIGKILL);
   const espalier::GroupSet groups(world, plan);
   groups.warm_up(std::chrono::seconds(20));
@@ -54,9 +53,8 @@ void run(const std::string& what, std::chrono::milliseconds timeout) {
     at::Tensor sum = at::full({3}, double(world.rank() + 1));
     espalier::all_reduce_(sum, world.group()).wait();
     if (i == 0)
-      fmt::print("rank {} of {} local {} of {} {} {} sum {}\n", world.rank(), world.size(),
-                 world.local_rank(), world.local_size(), to_string(world.backend()),
-                 world.launcher(), sum[2].item<float>());
+      fmt::print("rank {} of {} local {} of {} {} {} sum {}\n", world.rank(), world.size(), world.local_rank(),
+                 world.local_size(), to_string(world.backend()), world.launcher(), sum[2].item<float>());
     std::fflush(stdout);
     if (what == "die" && world.rank() == 1) std::abort();
     if (what == "die" || what == "wait") {
@@ -66,8 +64,7 @@ void run(const std::string& what, std::chrono::milliseconds timeout) {
     if (what == "leave") {  // rank 0 sends and goes, the others receive late
       at::Tensor big = at::full({1 << 20}, 7.0);
       if (world.rank() == 0)
-        for (std::int64_t to = 1; to < world.size(); ++to)
-          espalier::send(big, world.group(), to).wait();
+        for (std::int64_t to = 1; to < world.size(); ++to) espalier::send(big, world.group(), to).wait();
       if (world.rank() == 0) continue;
       std::this_thread::sleep_for(std::chrono::milliseconds(300));
       big.zero_();

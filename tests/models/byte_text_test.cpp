@@ -35,10 +35,8 @@ TEST_F(ByteTexts, GiveWindowsAndTheBytesThatFollow) {
   EXPECT_EQ(text.num_bytes(), 9);
   EXPECT_EQ(text.num_samples(), 2);
   const auto [input, target] = text.batch(std::vector<std::int64_t>{1, 0, 1});
-  EXPECT_TRUE(at::equal(
-      input, at::tensor({'d', 'e', 'f', 'a', 'b', 'c', 'd', 'e', 'f'}, at::kLong).view({3, 3})));
-  EXPECT_TRUE(at::equal(
-      target, at::tensor({'e', 'f', 'g', 'b', 'c', 'd', 'e', 'f', 'g'}, at::kLong).view({3, 3})));
+  EXPECT_TRUE(at::equal(input, at::tensor({'d', 'e', 'f', 'a', 'b', 'c', 'd', 'e', 'f'}, at::kLong).view({3, 3})));
+  EXPECT_TRUE(at::equal(target, at::tensor({'e', 'f', 'g', 'b', 'c', 'd', 'e', 'f', 'g'}, at::kLong).view({3, 3})));
   const ByteText bytes(Paths{folder_.file("b")}, 2);
   EXPECT_EQ(bytes.batch(std::vector<std::int64_t>{0}).target[0][1].item<std::int64_t>(), 255);
 }

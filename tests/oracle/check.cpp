@@ -23,10 +23,8 @@ double largest_float(const Json& value) {
   return largest;
 }
 
-std::optional<std::string> compare(const Json& expected, const Json& actual, double slack,
-                                   const std::string& where) {
-  const std::string differs =
-      where + ": expected " + shortened(expected) + ", got " + shortened(actual);
+std::optional<std::string> compare(const Json& expected, const Json& actual, double slack, const std::string& where) {
+  const std::string differs = where + ": expected " + shortened(expected) + ", got " + shortened(actual);
   if (expected.is_object()) {
     if (!actual.is_object()) return differs;
     for (const auto& [key, value] : expected.items()) {
@@ -45,8 +43,7 @@ std::optional<std::string> compare(const Json& expected, const Json& actual, dou
     }
     return std::nullopt;
   }
-  if (expected.is_number() && actual.is_number() &&
-      (expected.is_number_float() || actual.is_number_float())) {
+  if (expected.is_number() && actual.is_number() && (expected.is_number_float() || actual.is_number_float())) {
     const double distance = std::abs(expected.get<double>() - actual.get<double>());
     return distance <= slack ? std::nullopt : std::optional(differs);  // a NaN is never close
   }
@@ -56,13 +53,10 @@ std::optional<std::string> compare(const Json& expected, const Json& actual, dou
 }  // namespace
 
 bool wants_refusal(const Json& record) {
-  return record.value("error", false) ||
-         (record.contains("upstream_bug") && record.at("right") == "refuse");
+  return record.value("error", false) || (record.contains("upstream_bug") && record.at("right") == "refuse");
 }
 
-Json expected_of(const Json& record) {
-  return record.at(record.contains("upstream_bug") ? "right" : "out");
-}
+Json expected_of(const Json& record) { return record.at(record.contains("upstream_bug") ? "right" : "out"); }
 
 std::optional<std::string> difference(const Json& expected, const Json& actual, double tolerance) {
   return compare(expected, actual, tolerance * largest_float(expected), "");
@@ -81,8 +75,7 @@ Outcome check_record(const Json& record, const Checkers& checkers) {
   } catch (const std::exception& error) {
     return {Verdict::differed, std::string("threw: ") + error.what()};
   }
-  if (wants_refusal(record))
-    return {Verdict::differed, "expected a refusal, got " + shortened(answer)};
+  if (wants_refusal(record)) return {Verdict::differed, "expected a refusal, got " + shortened(answer)};
   double tolerance = checker.tolerance;
   if (tolerance == 0) tolerance = record.at("in").value("dtype", "") == "float32" ? 1e-5 : 1e-10;
   if (auto text = difference(checker.expected(record), answer, tolerance)) {

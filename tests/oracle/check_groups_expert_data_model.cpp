@@ -10,8 +10,7 @@ Json answer(const Json& record) {
   const Layout layout({.pipe = in.at("pp"), .data = kRest, .tensor = in.at("tp")}, in.at("world"));
   const GroupPlan plan = expert_data_model_plan(
       layout,
-      {.expert = in.at("ep"),
-       .order = in.at("order") == "E+D" ? ExpertOrder::expert_first : ExpertOrder::data_first});
+      {.expert = in.at("ep"), .order = in.at("order") == "E+D" ? ExpertOrder::expert_first : ExpertOrder::data_first});
   const std::string name = "ep_size_" + in.at("ep").dump();
   const Json creation = creation_of(plan);
   const std::int64_t num_expert_groups = plan.size(name);
@@ -27,8 +26,7 @@ Json answer(const Json& record) {
 }  // namespace
 
 Checkers groups_expert_data_model_checkers() {
-  return {{"get_expert_parallel_ranks", {answer}},
-          {"create_expert_data_and_model_parallel", {answer}}};
+  return {{"get_expert_parallel_ranks", {answer}}, {"create_expert_data_and_model_parallel", {answer}}};
 }
 
 }  // namespace espalier::oracle

@@ -20,8 +20,7 @@ Json expert_groups(const Json& record) {
   Json answer{{"creation", Json::array()}, {"my_ep", Json::object()}, {"my_mp", Json::object()}};
   for (std::int64_t size : std::set<std::int64_t>(sizes.begin(), sizes.end())) {
     const std::string name = "ep_size_" + std::to_string(size);
-    const bool has_model =
-        std::find(families.begin(), families.end(), name + ".model") != families.end();
+    const bool has_model = std::find(families.begin(), families.end(), name + ".model") != families.end();
     answer["my_ep"][std::to_string(size)] = own_of(plan, name);
     answer["my_mp"][std::to_string(size)] =
         has_model ? own_of(plan, name + ".model") : Json(std::vector<Json>(plan.world_size()));
@@ -30,9 +29,8 @@ Json expert_groups(const Json& record) {
     const PlannedGroup group = plan.group(i);
     const std::string family = group.name.substr(0, group.name.find('['));
     const bool model = family.ends_with(".model");
-    answer["creation"].push_back({model ? "mp" : "ep",
-                                  std::stoll(family.substr(std::string("ep_size_").size())),
-                                  ranks_of(group.ranks)});
+    answer["creation"].push_back(
+        {model ? "mp" : "ep", std::stoll(family.substr(std::string("ep_size_").size())), ranks_of(group.ranks)});
   }
   return answer;
 }
@@ -58,8 +56,7 @@ Json model_group(const Json& record) {
 }  // namespace
 
 Checkers groups_inference_checkers() {
-  return {{"create_ep_parallel_group", {expert_groups}},
-          {"create_model_parallel_group", {model_group}}};
+  return {{"create_ep_parallel_group", {expert_groups}}, {"create_model_parallel_group", {model_group}}};
 }
 
 }  // namespace espalier::oracle

@@ -34,15 +34,13 @@ Json rank_generator(const Json& record) {
 }
 
 Json rank_generator_token(const Json& record) {
-  return lists_of(
-      ranks_from(record.at("in")).family(record.at("in").at("token").get<std::string>()));
+  return lists_of(ranks_from(record.at("in")).family(record.at("in").at("token").get<std::string>()));
 }
 
 Json folding_tables(const Json& record) {
   const Json& in = record.at("in");
-  const GroupPlan plan = ep_folding_plan(
-      in.at("world"),
-      {.pp = in.at("pp"), .tp = in.at("tp"), .ep = in.at("ep"), .etp = in.at("etp")});
+  const GroupPlan plan =
+      ep_folding_plan(in.at("world"), {.pp = in.at("pp"), .tp = in.at("tp"), .ep = in.at("ep"), .etp = in.at("etp")});
   Json answer;
   for (std::int64_t i = 0; i < plan.size(); ++i) {
     const PlannedGroup group = plan.group(i);
@@ -70,8 +68,7 @@ Json auto_ep_folding(const Json& record) {
       std::string list;
       for (const Json& value : values) list += (list.empty() ? "values: " : ", ") + value.dump();
       if (!std::string(error.what()).ends_with(list)) {
-        throw std::runtime_error("the refusal '" + std::string(error.what()) +
-                                 "' does not end with '" + list + "'");
+        throw std::runtime_error("the refusal '" + std::string(error.what()) + "' does not end with '" + list + "'");
       }
     }
     throw;

@@ -52,7 +52,9 @@ Json to_meta(const Json& record) {
 // What all members of `group` find in the gathered tensor, after a way through either form of metadata too.
 void gather(const Numbers& shape, const Group& group, Json& answer, std::mutex& mutex) {
   const PartitionedTensor cut(iota(shape), group);
-  const auto again = [&](const at::Tensor& meta) { return PartitionedTensor::from_meta(meta, cut.local_data(), group).full(); };
+  const auto again = [&](const at::Tensor& meta) {
+    return PartitionedTensor::from_meta(meta, cut.local_data(), group).full();
+  };
   for (const at::Tensor& full : {cut.full(), again(cut.to_meta()), again(cut.to_versioned_meta())}) {
     const Json found{{"values", numbers_of(full)},
                      {"shape", full.sizes().vec()},

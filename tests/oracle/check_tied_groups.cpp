@@ -10,14 +10,10 @@ Json tied_groups(const Json& record) {
   const ProcessTopology topology(in.at("axes").get<std::vector<std::string>>(),
                                  in.at("dims").get<std::vector<std::int64_t>>());
   std::vector<std::string> layers;
-  for (const Json& key : in.at("layers"))
-    layers.push_back(key.is_null() ? "" : key.get<std::string>());
-  const TiedPlan plan =
-      tied_plan(topology, layers, in.at("parts").get<std::vector<std::int64_t>>());
-  Json answer{{"keys", Json::array()},
-              {"stages", Json::object()},
-              {"groups", Json::array()},
-              {"replicated", Json::object()}};
+  for (const Json& key : in.at("layers")) layers.push_back(key.is_null() ? "" : key.get<std::string>());
+  const TiedPlan plan = tied_plan(topology, layers, in.at("parts").get<std::vector<std::int64_t>>());
+  Json answer{
+      {"keys", Json::array()}, {"stages", Json::object()}, {"groups", Json::array()}, {"replicated", Json::object()}};
   for (const TiedKey& key : plan.keys()) {
     answer["keys"].push_back(key.key);
     answer["stages"][key.key] = key.stages;
@@ -29,9 +25,8 @@ Json tied_groups(const Json& record) {
   for (std::int64_t i = 0; i < plan.groups().size(); ++i) {
     const PlannedGroup group = plan.groups().group(i);
     const std::string key = group.name.substr(0, group.name.find('['));
-    answer["groups"].push_back({{"key", key},
-                                {"ranks", ranks_of(group.ranks)},
-                                {"owner", *plan.owner(key, group.ranks.last())}});
+    answer["groups"].push_back(
+        {{"key", key}, {"ranks", ranks_of(group.ranks)}, {"owner", *plan.owner(key, group.ranks.last())}});
   }
   return answer;
 }
@@ -46,8 +41,6 @@ Json without_alphabetical_keys(const Json& record) {
 
 }  // namespace
 
-Checkers tied_groups_checkers() {
-  return {{"tied_groups", {tied_groups, without_alphabetical_keys}}};
-}
+Checkers tied_groups_checkers() { return {{"tied_groups", {tied_groups, without_alphabetical_keys}}}; }
 
 }  // namespace espalier::oracle

@@ -13,9 +13,7 @@ Json blocks_answer(const GroupPlan& plan) {
 
 Json parameter_parallel(const Json& record) {
   const Json& in = record.at("in");
-  const auto size = in.at("n").is_null()
-                        ? std::nullopt
-                        : std::optional<std::int64_t>(in.at("n").get<std::int64_t>());
+  const auto size = in.at("n").is_null() ? std::nullopt : std::optional<std::int64_t>(in.at("n").get<std::int64_t>());
   return blocks_answer(parameter_parallel_plan(in.at("world"), size));
 }
 
@@ -24,8 +22,7 @@ Json secondary_shard(const Json& record) {
 }
 
 Json local_global(const Json& record) {
-  const GroupPlan plan =
-      local_global_plan(record.at("in").at("world"), record.at("in").at("devices_per_node"));
+  const GroupPlan plan = local_global_plan(record.at("in").at("world"), record.at("in").at("devices_per_node"));
   Json creation = Json::array();
   for (std::int64_t i = 0; i < plan.size(); ++i) {
     const PlannedGroup group = plan.group(i);  // "local[0]", upstream's local_0
@@ -38,9 +35,9 @@ Json local_global(const Json& record) {
 
 Json mics(const Json& record) {
   const Json& in = record.at("in");
-  const GroupPlan plan = mics_plan(in.at("world"), {.shard = in.at("shard"),
-                                                    .devices_per_node = in.at("devices_per_node"),
-                                                    .hierarchical = in.at("hierarchical")});
+  const GroupPlan plan = mics_plan(
+      in.at("world"),
+      {.shard = in.at("shard"), .devices_per_node = in.at("devices_per_node"), .hierarchical = in.at("hierarchical")});
   Json creation = Json::array();
   for (std::int64_t i = 0; i < plan.size(); ++i) {
     const PlannedGroup group = plan.group(i);

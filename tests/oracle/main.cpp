@@ -33,8 +33,8 @@ void check_file(const std::string& path, const Options& options, Counts& counts)
   for (const Json& record : file.at("records")) {
     const Outcome outcome = check_record(record, checkers);
     ++counts[static_cast<std::size_t>(outcome.verdict)];
-    const bool wrong = outcome.verdict == Verdict::differed ||
-                       (outcome.verdict == Verdict::unknown && !options.allow_unknown);
+    const bool wrong =
+        outcome.verdict == Verdict::differed || (outcome.verdict == Verdict::unknown && !options.allow_unknown);
     if (wrong || (outcome.verdict == Verdict::refused && options.show_refusals)) {
       std::cout << topic << " " << index << " " << record.at("function").get<std::string>() << " "
                 << record.at("in").dump().substr(0, 200) << ": " << outcome.text << "\n";
@@ -47,8 +47,7 @@ int run(const Options& options) {
   Counts counts{};
   for (const std::string& path : options.files) check_file(path, options, counts);
   const auto [passed, refused, differed, unknown] = counts;
-  std::cout << passed << " passed, " << refused << " refused, " << differed << " differed, "
-            << unknown << " unknown\n";
+  std::cout << passed << " passed, " << refused << " refused, " << differed << " differed, " << unknown << " unknown\n";
   return differed == 0 && (unknown == 0 || options.allow_unknown) ? 0 : 1;
 }
 

@@ -46,7 +46,9 @@ TYPED_TEST(CompressKernelsTest, CompressLikeTheReferenceBitByBit) {
       std::vector<std::uint8_t> bits(num_bytes(count) + 1, 0x5a), expected_bits = bits;  // one byte more: it must stay
       const auto scale = static_cast<TypeParam>(0.7);
       const double squares = kernels.compress(values.data(), elements.data(), scale, bits.data(), count);
-      EXPECT_EQ(squares, reference.compress(values.data(), expected_elements.data(), scale, expected_bits.data(), count)) << count;
+      EXPECT_EQ(squares,
+                reference.compress(values.data(), expected_elements.data(), scale, expected_bits.data(), count))
+          << count;
       EXPECT_EQ(bits, expected_bits) << count;
       EXPECT_EQ(bits.back(), 0x5a) << count;
       EXPECT_TRUE(same_bits(elements, expected_elements)) << count;
@@ -84,11 +86,13 @@ TYPED_TEST(CompressKernelsTest, PutTheFirstElementInTheHighestBitAndCountZeroAsP
     std::vector<TypeParam> elements(values.size(), TypeParam{0});
     std::vector<std::uint8_t> bits(2);
     const auto kernels = compress_kernels<TypeParam>(kind);
-    EXPECT_EQ(kernels.compress(values.data(), elements.data(), TypeParam{0}, bits.data(), 10), 1 + 4 + 9 + 16 + 25 + 36 + 49 + 64);
+    EXPECT_EQ(kernels.compress(values.data(), elements.data(), TypeParam{0}, bits.data(), 10),
+              1 + 4 + 9 + 16 + 25 + 36 + 49 + 64);
     EXPECT_EQ(bits, (std::vector<std::uint8_t>{0b10110100, 0b01111111}));
     EXPECT_EQ(elements, values);
     // What a scale of 2 missed of them: -1, 0, -2, -2, -1, 2, -3, -4, -5, 6.
-    kernels.compress(std::vector<TypeParam>(values.size(), TypeParam{1}).data(), elements.data(), TypeParam{2}, bits.data(), 10);
+    kernels.compress(std::vector<TypeParam>(values.size(), TypeParam{1}).data(), elements.data(), TypeParam{2},
+                     bits.data(), 10);
     EXPECT_EQ(elements, (std::vector<TypeParam>{0, 1, -1, -1, 0, 3, -2, -3, -4, 7}));
     EXPECT_EQ(bits, (std::vector<std::uint8_t>{0b11001100, 0b01111111}));
   }

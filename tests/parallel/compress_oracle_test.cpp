@@ -34,7 +34,8 @@ Json bytes_of(const at::Tensor& tensor) { return to_list<std::uint8_t>(tensor, a
 
 Json one_rank(World& world, const Json& in) {
   const at::ScalarType dtype = in["dtype"] == "float64" ? at::kDouble : at::kFloat;
-  CompressedAllReduce compressed(world.group(), in["length"], dtype, {.padded_elems = in["padded"], .padding_in_scale = true});
+  CompressedAllReduce compressed(world.group(), in["length"], dtype,
+                                 {.padded_elems = in["padded"], .padding_in_scale = true});
   Json rounds = Json::array();
   for (const Json& inputs : in["rounds"]) {
     at::Tensor tensor = oracle_tensor(inputs[static_cast<std::size_t>(world.rank())], dtype);
@@ -108,17 +109,19 @@ void check_every_record(Backend backend) {
 TEST(CompressOracle, HoldsOverHost) { check_every_record(Backend::host); }
 TEST(CompressOracle, HoldsOverGloo) { check_every_record(Backend::gloo); }
 
-// Starts itself as the processes of worlds of 1 to 5 ranks; there each rank computes every record of that size, and must get
-// the bits of its twin among threads.
+// Starts itself as the processes of worlds of 1 to 5 ranks; there each rank computes every record of that size, and
+// must get the bits of its twin among threads.
 TEST(CompressOracle, HoldsAmongProcesses) {
   constexpr const char* kIsRank = "ESPALIER_TEST_IS_RANK";
   if (std::getenv(kIsRank) == nullptr) {
     for (const std::string backend : {"host", "gloo"}) {
       for (int size = 1; size <= 5; ++size) {
-        testing_support::Program ranks({ESPALIER_TEST_BIN "/espalier", "run", "-n", std::to_string(size), "--", ESPALIER_TEST_BIN "/test_ranks",
-                                        "--gtest_filter=CompressOracle.HoldsAmongProcesses"},
-                                       {{kIsRank, "1"}, {"ESPALIER_BACKEND", backend}});
-        EXPECT_EQ(ranks.wait(std::chrono::milliseconds(120'000)), 0) << backend << ", " << size << " ranks: " << ranks.output() << ranks.error();
+        testing_support::Program ranks(
+            {ESPALIER_TEST_BIN "/espalier", "run", "-n", std::to_string(size), "--", ESPALIER_TEST_BIN "/test_ranks",
+             "--gtest_filter=CompressOracle.HoldsAmongProcesses"},
+            {{kIsRank, "1"}, {"ESPALIER_BACKEND", backend}});
+        EXPECT_EQ(ranks.wait(std::chrono::milliseconds(120'000)), 0)
+            << backend << ", " << size << " ranks: " << ranks.output() << ranks.error();
       }
     }
     return;
@@ -132,7 +135,8 @@ TEST(CompressOracle, HoldsAmongProcesses) {
     const Json& in = record["in"];
     std::optional<std::string> refused;
     try {
-      EXPECT_EQ(one_rank(world, in), by_rank(in, Backend::host)[static_cast<std::size_t>(world.rank())]) << in["length"];
+      EXPECT_EQ(one_rank(world, in), by_rank(in, Backend::host)[static_cast<std::size_t>(world.rank())])
+          << in["length"];
     } catch (const ConfigError& error) {
       refused = error.what();
     }

@@ -100,7 +100,9 @@ TEST(CompressedAllReduce, EqualsAPlainSimulationInBothModes) {
             at::Tensor tensor = tensor_of(input_of(world.rank(), round, count));
             compressed.mean_(tensor);
             expect(is_close(tensor, simulation.step(round), 1e-10), "result of " + where);
-            expect(is_close(compressed.worker_error(), simulation.worker[static_cast<std::size_t>(world.rank())], 1e-10), "worker error of " + where);
+            expect(
+                is_close(compressed.worker_error(), simulation.worker[static_cast<std::size_t>(world.rank())], 1e-10),
+                "worker error of " + where);
             const std::int64_t chunk = simulation.padded / size, begin = world.rank() * chunk;
             const Numbers mine(simulation.server[0].begin() + begin, simulation.server[0].begin() + begin + chunk);
             expect(is_close(compressed.server_error(), mine, 1e-10), "server error of " + where);
@@ -126,10 +128,11 @@ TEST(CompressedAllReduce, KeepsThePaddingOutOfTheScale) {
   });
 }
 
-// Error feedback: what one call misses comes with a later one. What is left is the error of the last calls over 400, which
-// differs between the modes.
+// Error feedback: what one call misses comes with a later one. What is left is the error of the last calls over 400,
+// which differs between the modes.
 TEST(CompressedAllReduce, ComesToTheExactMeanOver400Rounds) {
-  const std::vector<Numbers> inputs{{1, -2, 3, -4, 5, -6, 7, -8, 0, .5, -.5, .25, 2, -2}, {-1, 2, -3, 4, 1, 1, 1, 1, -1, -1, -1, -1, 3, 3}};
+  const std::vector<Numbers> inputs{{1, -2, 3, -4, 5, -6, 7, -8, 0, .5, -.5, .25, 2, -2},
+                                    {-1, 2, -3, 4, 1, 1, 1, 1, -1, -1, -1, -1, 3, 3}};
   Numbers mean;
   for (std::size_t i = 0; i < inputs[0].size(); ++i) mean.push_back((inputs[0][i] + inputs[1][i]) / 2);
   for (const bool padding : {false, true}) {
@@ -157,7 +160,8 @@ TEST(CompressedAllReduce, TakesSmallFloatsThroughFloat32) {
         small.mean_(tensor);
         full.mean_(same);
         expect(tensor.scalar_type() == dtype && tensor.equal(same.to(dtype)), "result");
-        expect(small.worker_error().equal(full.worker_error()) && small.server_error().equal(full.server_error()), "errors");
+        expect(small.worker_error().equal(full.worker_error()) && small.server_error().equal(full.server_error()),
+               "errors");
       }
     });
   }
@@ -180,7 +184,8 @@ TEST(CompressedAllReduce, GoesOnBitByBitFromStateThatWasCopied) {
     for (std::int64_t round = 0; round < 6; ++round) {
       if (round == 3) {
         second.set_errors(first.worker_error(), first.server_error());
-        expect(second.worker_error().equal(first.worker_error()) && second.server_error().equal(first.server_error()), "state");
+        expect(second.worker_error().equal(first.worker_error()) && second.server_error().equal(first.server_error()),
+               "state");
       }
       at::Tensor tensor = tensor_of(input_of(world.rank(), round, 41), at::kFloat), same = tensor.clone();
       first.mean_(tensor);
@@ -192,7 +197,8 @@ TEST(CompressedAllReduce, GoesOnBitByBitFromStateThatWasCopied) {
 }
 
 TEST(CompressedAllReduce, RefusesWhatIsNotFiniteOnAllRanksAndSetsAllErrorsToZero) {
-  for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity()}) {
+  for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(),
+                           -std::numeric_limits<double>::infinity()}) {
     run_ranks(3, [&](World& world) {
       CompressedAllReduce compressed(world.group(), 41, at::kFloat), anew(world.group(), 41, at::kFloat);
       for (std::int64_t round = 0; round < 5; ++round) {
@@ -201,8 +207,10 @@ TEST(CompressedAllReduce, RefusesWhatIsNotFiniteOnAllRanksAndSetsAllErrorsToZero
           if (world.rank() == 1) tensor[40] = bad;
           const at::Tensor before = tensor.clone();
           const std::string text = testing_support::error_of([&] { compressed.mean_(tensor); });
-          expect(text.find("scales must be finite, but rank 1 has ") != std::string::npos && text.find("rank 0") == std::string::npos &&
-                     text.find("all errors were set to zero") != std::string::npos, text);
+          expect(text.find("scales must be finite, but rank 1 has ") != std::string::npos &&
+                     text.find("rank 0") == std::string::npos &&
+                     text.find("all errors were set to zero") != std::string::npos,
+                 text);
           expect(tensor.equal(before) || world.rank() == 1, "the tensor was changed");
           continue;
         }
@@ -223,10 +231,13 @@ TEST(CompressedAllReduce, RefusesAMeanThatIsTooLargeAndSetsAllErrorsToZero) {
       if (world.rank() == 1) compressed.set_errors(compressed.worker_error(), compressed.server_error().fill_(large));
       at::Tensor tensor = at::full({32}, large, at::kDouble).to(dtype), before = tensor.clone();
       const std::string text = testing_support::error_of([&] { compressed.mean_(tensor); });
-      expect(text.find("of the mean must be finite in") != std::string::npos && text.find("rank 1 has ") != std::string::npos &&
-                 text.find("all errors were set to zero") != std::string::npos, text);
+      expect(text.find("of the mean must be finite in") != std::string::npos &&
+                 text.find("rank 1 has ") != std::string::npos &&
+                 text.find("all errors were set to zero") != std::string::npos,
+             text);
       expect(tensor.equal(before), "the tensor was changed");
-      expect(compressed.worker_error().count_nonzero().item<std::int64_t>() == 0 && compressed.server_error().count_nonzero().item<std::int64_t>() == 0,
+      expect(compressed.worker_error().count_nonzero().item<std::int64_t>() == 0 &&
+                 compressed.server_error().count_nonzero().item<std::int64_t>() == 0,
              "errors");
     });
   }
@@ -256,14 +267,18 @@ TEST(CompressedAllReduce, RefusesWhatCannotWorkWithTheNumbersThatCan) {
     const auto text = [&](std::int64_t count, at::ScalarType dtype, CompressionOptions options = {}) {
       return testing_support::error_of([&] { CompressedAllReduce(world.group(), count, dtype, options); });
     };
-    expect(text(16, at::kFloat, {.padded_elems = 16}).find("multiple of 8 bits x 3 ranks = 24") != std::string::npos, "multiple");
+    expect(text(16, at::kFloat, {.padded_elems = 16}).find("multiple of 8 bits x 3 ranks = 24") != std::string::npos,
+           "multiple");
     expect(text(30, at::kFloat, {.padded_elems = 24}).find("for example 48") != std::string::npos, "too small");
     expect(text(-1, at::kFloat).find("-1 elements") != std::string::npos, "negative");
     expect(text(16, at::kInt).find("dtype Int; expected float64") != std::string::npos, "dtype");
     expect(text(world.rank() == 2 ? 17 : 16, at::kFloat).find("17 elements") != std::string::npos, "disagreement");
     CompressedAllReduce compressed(world.group(), 16, at::kFloat);
     at::Tensor tensor = at::zeros({15});
-    expect(testing_support::error_of([&] { compressed.mean_(tensor); }).find("15 elements of Float; it was made for 16 of Float") != std::string::npos, "tensor");
+    expect(testing_support::error_of([&] {
+             compressed.mean_(tensor);
+           }).find("15 elements of Float; it was made for 16 of Float") != std::string::npos,
+           "tensor");
   });
 }
 
@@ -275,10 +290,13 @@ at::Tensor mean_worker_error(const CompressionErrors& errors, std::int64_t count
   return sum / static_cast<double>(errors.worker.size());
 }
 
-at::Tensor server_errors(const CompressionErrors& errors, std::int64_t count) { return at::cat(errors.server).narrow(0, 0, count); }
+at::Tensor server_errors(const CompressionErrors& errors, std::int64_t count) {
+  return at::cat(errors.server).narrow(0, 0, count);
+}
 
 // The state after `rounds` more calls on as many ranks as `errors` has; the results are added to `sum`.
-CompressionErrors train(const CompressionErrors& errors, std::int64_t count, std::int64_t first_round, std::int64_t rounds, at::Tensor& sum) {
+CompressionErrors train(const CompressionErrors& errors, std::int64_t count, std::int64_t first_round,
+                        std::int64_t rounds, at::Tensor& sum) {
   CompressionErrors after = errors;
   run_ranks(static_cast<std::int64_t>(errors.worker.size()), [&](World& world) {
     const auto rank = static_cast<std::size_t>(world.rank());
@@ -335,7 +353,8 @@ TEST(Recut, LosesNothingInTheMiddleOfTraining) {
   for (const std::int64_t size : {4, 2, 3, 1, 5, 4}) {
     errors = train(recut(errors, kCount, size), kCount, round, 3, results);
     for (std::int64_t end = round + 3; round < end; ++round) {
-      for (std::int64_t rank = 0; rank < size; ++rank) exact += tensor_of(input_of(rank, round, kCount)) / static_cast<double>(size);
+      for (std::int64_t rank = 0; rank < size; ++rank)
+        exact += tensor_of(input_of(rank, round, kCount)) / static_cast<double>(size);
     }
     const at::Tensor all = results + mean_worker_error(errors, kCount) + server_errors(errors, kCount);
     EXPECT_LT((all - exact).abs().max().item<double>(), 1e-12) << size;
@@ -355,7 +374,8 @@ TEST(Recut, RefusesTensorsThatDoNotFitTogether) {
   EXPECT_THAT(testing_support::error_of([&] { recut(errors, 32, 3, 32); }), HasSubstr("expected a multiple of 24"));
   EXPECT_THAT(testing_support::error_of([&] { recut({}, 32, 3); }), HasSubstr("0 worker errors and 0 server errors"));
   errors.server[1] = at::zeros({15});
-  EXPECT_THAT(testing_support::error_of([&] { recut(errors, 32, 4); }), HasSubstr("server error of rank 1 has 15 elements of Float; expected 16"));
+  EXPECT_THAT(testing_support::error_of([&] { recut(errors, 32, 4); }),
+              HasSubstr("server error of rank 1 has 15 elements of Float; expected 16"));
 }
 
 }  // namespace

@@ -34,7 +34,8 @@ std::vector<LayerSpec> embedding_and_head() {
           tied_use<nn::Embedding>("wte", [](nn::EmbeddingImpl& e, const Tensor& x) { return x.matmul(e.weight.t()); })};
 }
 
-std::map<std::string, Tensor> weights_over(std::int64_t pipe, const std::vector<LayerSpec>& layers, PipelineOptions options = {}) {
+std::map<std::string, Tensor> weights_over(std::int64_t pipe, const std::vector<LayerSpec>& layers,
+                                           PipelineOptions options = {}) {
   std::map<std::string, Tensor> weights;
   std::mutex mutex;
   options.partition = by_layers();
@@ -43,7 +44,9 @@ std::map<std::string, Tensor> weights_over(std::int64_t pipe, const std::vector<
     const std::lock_guard lock(mutex);
     for (const Parameter& parameter : module.parameters()) {
       const auto [at, inserted] = weights.emplace(parameter.name, parameter.tensor().detach().clone());
-      if (!inserted) { EXPECT_TRUE(at::equal(at->second, parameter.tensor())) << parameter.name; }
+      if (!inserted) {
+        EXPECT_TRUE(at::equal(at->second, parameter.tensor())) << parameter.name;
+      }
     }
   });
   return weights;
@@ -59,7 +62,8 @@ TEST(PipelineModule, GivesWeightsThatDependOnSeedAndLayerAlone) {
     for (const auto& [name, tensor] : one) EXPECT_TRUE(at::equal(tensor, many.at(name))) << name;
   }
   EXPECT_FALSE(at::equal(one.at("layers.1.weight"), one.at("layers.2.weight")));
-  EXPECT_FALSE(at::equal(one.at("layers.1.weight"), weights_over(1, embedding_and_head(), {.seed = 5}).at("layers.1.weight")));
+  EXPECT_FALSE(
+      at::equal(one.at("layers.1.weight"), weights_over(1, embedding_and_head(), {.seed = 5}).at("layers.1.weight")));
 }
 
 TEST(PipelineModule, LeavesLibTorchsGeneratorAsItWas) {
@@ -77,13 +81,14 @@ TEST(PipelineModule, CallsTheUsersSeedingFunctionBeforeEachLayer) {
 }
 
 TEST(PipelineModule, TiesOnlyTheNamedAttributes) {
-  std::vector<LayerSpec> layers{tied<nn::Linear>("shared", 4, 4), tied_use<nn::Linear>("shared", [](nn::LinearImpl& l, const Tensor& x) {
-                                  return l.forward(x);
-                                })};
+  std::vector<LayerSpec> layers{
+      tied<nn::Linear>("shared", 4, 4),
+      tied_use<nn::Linear>("shared", [](nn::LinearImpl& l, const Tensor& x) { return l.forward(x); })};
   layers[0].attributes = {"weight"};
   const auto weights = weights_over(2, layers);
   EXPECT_EQ(weights.size(), 3u);
-  EXPECT_TRUE(weights.contains("shared.weight") && weights.contains("layers.0.bias") && weights.contains("layers.1.bias"));
+  EXPECT_TRUE(weights.contains("shared.weight") && weights.contains("layers.0.bias") &&
+              weights.contains("layers.1.bias"));
   layers[0].attributes = {"wieght"};
   EXPECT_THAT(error_of([&] { weights_over(1, layers); }), HasSubstr("'wieght', but Linear has weight, bias"));
 }
@@ -125,15 +130,16 @@ TEST(PipelineModule, RefusesLibTorchsDropoutWhereRanksAreThreads) {
   const auto with = [](double p) {
     return [p] { weights_over(1, {layer_of(nn::Sequential(nn::Linear(2, 2), nn::Dropout(p)).ptr())}); };
   };
-  EXPECT_THAT(error_of(with(0.1)), HasSubstr("layer 0 (Sequential) has a Dropout that draws from the process-wide generator"));
+  EXPECT_THAT(error_of(with(0.1)),
+              HasSubstr("layer 0 (Sequential) has a Dropout that draws from the process-wide generator"));
   EXPECT_EQ(error_of(with(0.0)), "no error");
 }
 
 TEST(PipelineModule, SaysWhichLayerDoesNotTakeWhatItIsGiven) {
-  const std::vector<LayerSpec> layers{function("pair", [](const Tensor& x) { return std::tuple{x, x}; }), layer<nn::Linear>(4, 4)};
-  const std::string error = error_of([&] {
-    run_ranks(1, [&](World& world) { PipelineModule(Mesh(world, {}), layers).forward({at::ones({4})}); });
-  });
+  const std::vector<LayerSpec> layers{function("pair", [](const Tensor& x) { return std::tuple{x, x}; }),
+                                      layer<nn::Linear>(4, 4)};
+  const std::string error = error_of(
+      [&] { run_ranks(1, [&](World& world) { PipelineModule(Mesh(world, {}), layers).forward({at::ones({4})}); }); });
   EXPECT_THAT(error, HasSubstr("layer Linear: its forward takes 1 tensors, but it is given 2"));
 }
 
@@ -172,9 +178,12 @@ TEST(Executor, SendsZerosForAnInputThatTheNextStageDidNotUse) {
   run_ranks(2, [&](World& world) {
     const PipelineModule module(Mesh(world, {.pipe = 2}), layers, {.partition = by_layers()});
     const Tensor input = at::ones({2}).set_requires_grad(true);
-    execute(module, gpipe().generate(2, 1), [&](std::int64_t) { return MicroBatch{{input}, {}}; },
-            [](const Tensors& outputs, const Tensors&) { return outputs[0].sum(); });
-    if (module.first_stage()) { EXPECT_TRUE(at::equal(input.grad(), at::full({2}, 2.0))); }
+    execute(
+        module, gpipe().generate(2, 1), [&](std::int64_t) { return MicroBatch{{input}, {}}; },
+        [](const Tensors& outputs, const Tensors&) { return outputs[0].sum(); });
+    if (module.first_stage()) {
+      EXPECT_TRUE(at::equal(input.grad(), at::full({2}, 2.0)));
+    }
   });
 }
 
@@ -182,8 +191,9 @@ TEST(Executor, RefusesALossThatIsNotOneNumber) {
   EXPECT_THAT(error_of([] {
                 run_ranks(1, [](World& world) {
                   const PipelineModule module(Mesh(world, {}), {layer<nn::Linear>(2, 2)});
-                  execute(module, gpipe().generate(1, 1), [](std::int64_t) { return MicroBatch{{at::ones({2})}, {}}; },
-                          [](const Tensors& outputs, const Tensors&) { return outputs[0]; });
+                  execute(
+                      module, gpipe().generate(1, 1), [](std::int64_t) { return MicroBatch{{at::ones({2})}, {}}; },
+                      [](const Tensors& outputs, const Tensors&) { return outputs[0]; });
                 });
               }),
               HasSubstr("2 elements"));

@@ -29,18 +29,23 @@ struct Way {
 
 class StageLinksOver : public ::testing::TestWithParam<Way> {
  protected:
-  WorldOptions options() const { return {.backend = GetParam().backend, .timeout = std::chrono::seconds(30), .log = nullptr}; }
+  WorldOptions options() const {
+    return {.backend = GetParam().backend, .timeout = std::chrono::seconds(30), .log = nullptr};
+  }
 };
 
-INSTANTIATE_TEST_SUITE_P(, StageLinksOver,
-                         ::testing::Values(Way{Backend::host, PointToPoint::send}, Way{Backend::host, PointToPoint::broadcast},
-                                           Way{Backend::gloo, PointToPoint::send}, Way{Backend::gloo, PointToPoint::broadcast}),
-                         [](const auto& way) {
-                           return std::string(to_string(way.param.backend)) + "_" + std::string(to_string(way.param.how));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    , StageLinksOver,
+    ::testing::Values(Way{Backend::host, PointToPoint::send}, Way{Backend::host, PointToPoint::broadcast},
+                      Way{Backend::gloo, PointToPoint::send}, Way{Backend::gloo, PointToPoint::broadcast}),
+    [](const auto& way) {
+      return std::string(to_string(way.param.backend)) + "_" + std::string(to_string(way.param.how));
+    });
 
 // What stage `from` sends over one of its links.
-at::Tensor value(std::int64_t from, Neighbour over) { return at::full({3}, 10 * from + (over == Neighbour::next ? 1 : 2), at::kLong); }
+at::Tensor value(std::int64_t from, Neighbour over) {
+  return at::full({3}, 10 * from + (over == Neighbour::next ? 1 : 2), at::kLong);
+}
 
 // Once around the ring in both directions at a time, under one tag. With two stages both neighbours are one rank.
 TEST_P(StageLinksOver, ReachBothNeighboursAroundTheRing) {
@@ -84,46 +89,55 @@ TEST_P(StageLinksOver, CarryWhatWasInTheTensorWhenItWasSent) {
 }
 
 TEST_P(StageLinksOver, CarryJsonValues) {
-  const std::vector<std::string> values{R"({"step": 3, "sizes": [1, 2.5, null], "text": "\u00e4 \"quoted\""})", "[]", "true", "\"\"",
-                                        "\"" + std::string(100'000, 'x') + "\""};
+  const std::vector<std::string> values{R"({"step": 3, "sizes": [1, 2.5, null], "text": "\u00e4 \"quoted\""})", "[]",
+                                        "true", "\"\"", "\"" + std::string(100'000, 'x') + "\""};
   run_ranks(
       3,
       [&](World& world) {
         const StageLinks links(world, world.group(), GetParam().how);
         for (const std::string& value : values) {
           if (world.rank() < 2) links.send_json(value, Neighbour::next, {.micro_batch = 1});
-          if (world.rank() > 0) expect(links.recv_json(Neighbour::previous, {.micro_batch = 1}) == value, value.substr(0, 80));
+          if (world.rank() > 0)
+            expect(links.recv_json(Neighbour::previous, {.micro_batch = 1}) == value, value.substr(0, 80));
         }
-        expect(testing_support::error_of([&] { links.send_json("{\"open\": ", Neighbour::next, {}); }).find("9 bytes is no JSON") != std::string::npos,
-                "no JSON");
+        expect(testing_support::error_of([&] {
+                 links.send_json("{\"open\": ", Neighbour::next, {});
+               }).find("9 bytes is no JSON") != std::string::npos,
+               "no JSON");
         barrier(world.group()).wait();  // gloo's sends end with their sender
       },
       options());
 }
 
-// Four tensors over each cut, three of them without gradient and one of so many dimensions that the header cannot describe
-// them; shapes change between micro-batches. With several tensor ranks each sends a part of them all.
+// Four tensors over each cut, three of them without gradient and one of so many dimensions that the header cannot
+// describe them; shapes change between micro-batches. With several tensor ranks each sends a part of them all.
 TEST_P(StageLinksOver, CarryActivationsAndGradientsOfASchedule) {
   const std::vector<std::int64_t> many_dimensions = std::vector<std::int64_t>(30, 1);
-  const auto mixes = function("mixes", [=](const at::Tensor& x, const at::Tensor& kinds, const at::Tensor& mask, const at::Tensor& fixed) {
-    expect(fixed.sizes() == many_dimensions && fixed.item<double>() == -1.0 && !fixed.requires_grad(), "without gradient");
-    return std::tuple{(x * 2).masked_fill(mask, 1.0), kinds + 1, mask, fixed};
-  });
-  const std::vector<LayerSpec> layers{
-      function("first", [=](const at::Tensor& x) {
-        return std::tuple{x * 3, (x > 0).to(at::kLong), x < 0, x.detach().narrow(0, 0, 1).view(many_dimensions)};
-      }),
-      function("through", [](const Tensors& all) { return all; }), mixes, mixes};
-  for (const LayoutSpec& layout : {LayoutSpec{}, LayoutSpec{.pipe = 2}, LayoutSpec{.pipe = 4}, LayoutSpec{.pipe = 2, .tensor = 3}}) {
+  const auto mixes = function(
+      "mixes", [=](const at::Tensor& x, const at::Tensor& kinds, const at::Tensor& mask, const at::Tensor& fixed) {
+        expect(fixed.sizes() == many_dimensions && fixed.item<double>() == -1.0 && !fixed.requires_grad(),
+               "without gradient");
+        return std::tuple{(x * 2).masked_fill(mask, 1.0), kinds + 1, mask, fixed};
+      });
+  const std::vector<LayerSpec> layers{function("first",
+                                               [=](const at::Tensor& x) {
+                                                 return std::tuple{x * 3, (x > 0).to(at::kLong), x < 0,
+                                                                   x.detach().narrow(0, 0, 1).view(many_dimensions)};
+                                               }),
+                                      function("through", [](const Tensors& all) { return all; }), mixes, mixes};
+  for (const LayoutSpec& layout :
+       {LayoutSpec{}, LayoutSpec{.pipe = 2}, LayoutSpec{.pipe = 4}, LayoutSpec{.pipe = 2, .tensor = 3}}) {
     for (const auto& kind : {gpipe(), one_f_one_b()}) {
       run_ranks(
           layout.pipe * layout.tensor,
           [&](World& world) {
-            const PipelineModule module(
-                Mesh(world, layout), layers,
-                {.partition = by_layers(), .point_to_point = GetParam().how, .partition_activations = layout.tensor > 1});
+            const PipelineModule module(Mesh(world, layout), layers,
+                                        {.partition = by_layers(),
+                                         .point_to_point = GetParam().how,
+                                         .partition_activations = layout.tensor > 1});
             std::vector<at::Tensor> inputs;
-            for (std::int64_t m = 0; m < 3; ++m) inputs.push_back((at::arange(2 + m, at::kDouble) - 1).set_requires_grad(true));
+            for (std::int64_t m = 0; m < 3; ++m)
+              inputs.push_back((at::arange(2 + m, at::kDouble) - 1).set_requires_grad(true));
             std::int64_t kinds_sum = 0;
             const double loss = execute(
                 module, kind.generate(layout.pipe, 3), [&](std::int64_t m) { return MicroBatch{{inputs[m]}, {}}; },
@@ -155,13 +169,15 @@ std::vector<std::shared_ptr<detail::Recorder>> recorders(std::int64_t count, boo
 }
 
 std::vector<LayerSpec> two_functions() {
-  return {function("twice", [](const at::Tensor& x) { return x * 2; }), function("same", [](const at::Tensor& x) { return x * 1; })};
+  return {function("twice", [](const at::Tensor& x) { return x * 2; }),
+          function("same", [](const at::Tensor& x) { return x * 1; })};
 }
 
 double run_two_stages(const PipelineModule& module, std::int64_t elems) {
-  return execute(module, one_f_one_b().generate(2, 2),
-                 [&](std::int64_t) { return MicroBatch{{at::ones({elems}).set_requires_grad(true)}, {}}; },
-                 [](const Tensors& outputs, const Tensors&) { return outputs[0].sum(); });
+  return execute(
+      module, one_f_one_b().generate(2, 2),
+      [&](std::int64_t) { return MicroBatch{{at::ones({elems}).set_requires_grad(true)}, {}}; },
+      [](const Tensors& outputs, const Tensors&) { return outputs[0].sum(); });
 }
 
 TEST(StageLinks, BroadcastWhereTheBackendHasNoPointToPoint) {
@@ -171,9 +187,14 @@ TEST(StageLinks, BroadcastWhereTheBackendHasNoPointToPoint) {
     const double loss = run_two_stages(PipelineModule(mesh, two_functions(), {.partition = by_layers()}), 5);
     expect(loss == (world.rank() == 1 ? 20.0 : 0.0), "loss");
     at::Tensor tensor = at::zeros({1});
-    const auto contains = [](const std::string& text, const char* part) { expect(text.find(part) != std::string::npos, text); };
-    contains(testing_support::error_of([&] { (void)send(tensor, world.group(), 1 - world.rank()); }), "its backend has no point-to-point operations");
-    contains(testing_support::error_of([&] { PipelineModule(mesh, two_functions(), {.partition = by_layers(), .point_to_point = PointToPoint::send}); }),
+    const auto contains = [](const std::string& text, const char* part) {
+      expect(text.find(part) != std::string::npos, text);
+    };
+    contains(testing_support::error_of([&] { (void)send(tensor, world.group(), 1 - world.rank()); }),
+             "its backend has no point-to-point operations");
+    contains(testing_support::error_of([&] {
+               PipelineModule(mesh, two_functions(), {.partition = by_layers(), .point_to_point = PointToPoint::send});
+             }),
              "send and recv are asked for, but backend host has no point-to-point operations");
   });
   for (const auto& recorder : all) {
@@ -212,8 +233,10 @@ TEST(StageLinks, TellMessagesApartByDirectionChunkAndMicroBatch) {
       }
     }
   }
-  EXPECT_THAT(testing_support::error_of([] { wire_tag(true, {64, 0}); }), ::testing::HasSubstr("chunk 64 and micro-batch 0; expected chunks below 64"));
-  EXPECT_THAT(testing_support::error_of([] { wire_tag(true, {0, (1 << 24) - 1}); }), ::testing::HasSubstr("micro-batches below 16777215"));
+  EXPECT_THAT(testing_support::error_of([] { wire_tag(true, {64, 0}); }),
+              ::testing::HasSubstr("chunk 64 and micro-batch 0; expected chunks below 64"));
+  EXPECT_THAT(testing_support::error_of([] { wire_tag(true, {0, (1 << 24) - 1}); }),
+              ::testing::HasSubstr("micro-batches below 16777215"));
   EXPECT_THAT(testing_support::error_of([] { wire_tag(true, {0, -1}); }), ::testing::HasSubstr("micro-batch -1"));
 }
 
@@ -229,7 +252,8 @@ TEST(StageLinks, AreNamedByWords) {
   for (const PointToPoint how : {PointToPoint::automatic, PointToPoint::send, PointToPoint::broadcast}) {
     EXPECT_EQ(point_to_point_by_name(to_string(how)), how);
   }
-  EXPECT_THAT(testing_support::error_of([] { point_to_point_by_name("pigeon"); }), ::testing::HasSubstr("no 'pigeon'; choose auto, send or broadcast"));
+  EXPECT_THAT(testing_support::error_of([] { point_to_point_by_name("pigeon"); }),
+              ::testing::HasSubstr("no 'pigeon'; choose auto, send or broadcast"));
 }
 
 }  // namespace

@@ -54,7 +54,8 @@ TEST(FlatCut, PadsCountsToAMultipleAsTheOracleSays) {
   ASSERT_EQ(records.size(), 7u);
   for (const Json& record : records) {
     const std::int64_t items = record["in"]["items"], ranks = record["in"]["ranks"];
-    EXPECT_EQ(FlatCut(std::vector<std::int64_t>{items}, ranks, ranks).total_elems() - items, record["out"]["padding"]) << record;
+    EXPECT_EQ(FlatCut(std::vector<std::int64_t>{items}, ranks, ranks).total_elems() - items, record["out"]["padding"])
+        << record;
   }
 }
 

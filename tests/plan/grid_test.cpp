@@ -36,10 +36,8 @@ TEST(Grid, CountsTheLastAxisFastest) {
 TEST(Grid, OrdersAFamilyByTheHeldAxes) {
   const Grid grid{{"pipe", 2}, {"data", 2}, {"tensor", 2}};
   EXPECT_EQ(lists(grid.family({"data"})), (std::vector<Ranks>{{0, 2}, {1, 3}, {4, 6}, {5, 7}}));
-  EXPECT_EQ(lists(grid.family({"data"}, {"tensor", "pipe"})),
-            (std::vector<Ranks>{{0, 2}, {4, 6}, {1, 3}, {5, 7}}));
-  EXPECT_EQ(lists(grid.family({"pipe", "data", "tensor"})),
-            (std::vector<Ranks>{{0, 1, 2, 3, 4, 5, 6, 7}}));
+  EXPECT_EQ(lists(grid.family({"data"}, {"tensor", "pipe"})), (std::vector<Ranks>{{0, 2}, {4, 6}, {1, 3}, {5, 7}}));
+  EXPECT_EQ(lists(grid.family({"pipe", "data", "tensor"})), (std::vector<Ranks>{{0, 1, 2, 3, 4, 5, 6, 7}}));
   EXPECT_EQ(grid.family({"data"}, {"tensor", "pipe"}).index_of(4), 1);
 }
 
@@ -55,8 +53,7 @@ TEST(Grid, LeavesOutRanksWhoseCoordinateIsNotListed) {
 TEST(Grid, SplitsAnAxisWithoutMovingRanks) {
   const Grid grid = Grid{{"pipe", 2}, {"data", 6}}.split("data", {{"replica", 2}, {"shard", 3}});
   EXPECT_EQ(grid.to_string(), "pipe=2,replica=2,shard=3");
-  EXPECT_EQ(lists(grid.family({"replica"})),
-            (std::vector<Ranks>{{0, 3}, {1, 4}, {2, 5}, {6, 9}, {7, 10}, {8, 11}}));
+  EXPECT_EQ(lists(grid.family({"replica"})), (std::vector<Ranks>{{0, 3}, {1, 4}, {2, 5}, {6, 9}, {7, 10}, {8, 11}}));
   EXPECT_CONFIG_ERROR((Grid{{"data", 6}}.split("data", {{"replica", 2}, {"shard", 2}})),
                       "replica=2,shard=2 makes 4, but axis 'data' has size 6");
 }
@@ -71,8 +68,7 @@ TEST(Grid, AgreesWithBruteForceOnRandomGrids) {
   int families = 0;
   for (int round = 0; round < 60; ++round) {
     std::vector<GridAxis> axes(draw(0, 6));
-    for (std::size_t i = 0; i < axes.size(); ++i)
-      axes[i] = {std::string(1, static_cast<char>('a' + i)), draw(1, 4)};
+    for (std::size_t i = 0; i < axes.size(); ++i) axes[i] = {std::string(1, static_cast<char>('a' + i)), draw(1, 4)};
     const std::int64_t offset = draw(0, 3);
     const Grid grid(axes, offset);
     std::vector<Ranks> coordinates{Ranks(axes.size())};
@@ -119,8 +115,7 @@ TEST(Grid, RefusesBadAxesRanksAndNames) {
   EXPECT_CONFIG_ERROR((Grid{{"a", 0}}), "axis 'a' has size 0");
   EXPECT_CONFIG_ERROR((Grid{{"a", 2}, {"a", 2}}), "'a' is used 2 times");
   EXPECT_CONFIG_ERROR((Grid{{"", 2}}), "no name");
-  EXPECT_CONFIG_ERROR((Grid{{"a", std::int64_t{1} << 40}, {"b", std::int64_t{1} << 40}}),
-                      "more ranks than 64 bits");
+  EXPECT_CONFIG_ERROR((Grid{{"a", std::int64_t{1} << 40}, {"b", std::int64_t{1} << 40}}), "more ranks than 64 bits");
   EXPECT_CONFIG_ERROR(Grid(std::vector<GridAxis>(9, {"a", 1})), "9 axes; at most 8");
   const Grid grid{{"pipe", 2}, {"data", 3}};
   EXPECT_CONFIG_ERROR(grid.size("tensor"), "no axis 'tensor'; expected one of pipe=2,data=3");

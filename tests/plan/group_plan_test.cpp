@@ -63,24 +63,21 @@ TEST(GroupPlan, PartitionsTheWorldByEveryFamilyOfEveryBuilder) {
       for (std::int64_t b = 1; a * b <= world; ++b) {
         if (world / a % b != 0) continue;
         if (world % (a * b) == 0 && a > 1) {
-          expect_partitions(
-              mics_plan(world, {.shard = a * b, .devices_per_node = b, .hierarchical = true}));
+          expect_partitions(mics_plan(world, {.shard = a * b, .devices_per_node = b, .hierarchical = true}));
         }
         for (ExpertOrder order : {ExpertOrder::expert_first, ExpertOrder::data_first}) {
           expect_partitions(expert_data_plan(world, {.expert = b, .pipe = a, .order = order}));
           const Layout layout({.pipe = a, .data = kRest, .tensor = b}, world);
           for (std::int64_t expert_tensor : {std::int64_t{0}, std::int64_t{1}}) {
             const std::int64_t lane = world / a / (expert_tensor == 0 ? b : 1);
-            expect_partitions(expert_data_model_plan(
-                layout, {.expert = lane, .order = order, .expert_tensor = expert_tensor}));
+            expect_partitions(
+                expert_data_model_plan(layout, {.expert = lane, .order = order, .expert_tensor = expert_tensor}));
           }
         }
         for (ModelLanes lanes : {ModelLanes::tensor, ModelLanes::sequence, ModelLanes::folded}) {
-          expect_partitions(expert_data_plan(world, {.expert = world / a / b,
-                                                     .pipe = a,
-                                                     .variant = ExpertDataVariant::v0_19,
-                                                     .model = b,
-                                                     .lanes = lanes}));
+          expect_partitions(expert_data_plan(
+              world,
+              {.expert = world / a / b, .pipe = a, .variant = ExpertDataVariant::v0_19, .model = b, .lanes = lanes}));
         }
         expect_partitions(ep_folding_plan(world, {.pp = a, .tp = b, .ep = b}));
       }
@@ -92,15 +89,13 @@ TEST(GroupPlan, KeepsSeveralExpertSizesSideBySide) {
   GroupPlan plan = expert_data_plan(8, {.expert = 2});
   plan.include(expert_data_plan(8, {.expert = 4}));
   plan.include(expert_data_plan(8, {.expert = 2}));
-  EXPECT_THAT(plan.families(),
-              testing::ElementsAre("ep_size_2.data", "ep_size_2", "ep_size_4.data", "ep_size_4"));
+  EXPECT_THAT(plan.families(), testing::ElementsAre("ep_size_2.data", "ep_size_2", "ep_size_4.data", "ep_size_4"));
   EXPECT_EQ(plan.own_ranks("ep_size_4", 6)->to_vector(), (Ranks{4, 5, 6, 7}));
   EXPECT_EQ(plan.own_ranks("ep_size_2", 6)->to_vector(), (Ranks{6, 7}));
-  EXPECT_CONFIG_ERROR(
-      plan.include(expert_data_plan(8, {.expert = 2, .order = ExpertOrder::data_first})),
-      "the family ep_size_2.data is [0,2,4,6] of pipe=1,expert_data=4,expert=2 by pipe,expert, and "
-      "is to be "
-      "[0,1,2,3]");
+  EXPECT_CONFIG_ERROR(plan.include(expert_data_plan(8, {.expert = 2, .order = ExpertOrder::data_first})),
+                      "the family ep_size_2.data is [0,2,4,6] of pipe=1,expert_data=4,expert=2 by pipe,expert, and "
+                      "is to be "
+                      "[0,1,2,3]");
   EXPECT_CONFIG_ERROR(plan.include(expert_data_plan(4, {.expert = 2})),
                       "a plan of 4 ranks cannot be included in one of 8");
   EXPECT_CONFIG_ERROR(plan.own("ep_size_8", 0),
@@ -109,21 +104,18 @@ TEST(GroupPlan, KeepsSeveralExpertSizesSideBySide) {
 }
 
 TEST(GroupPlan, NamesGroupsByFamilyAcrossItsPieces) {
-  const GroupPlan plan = expert_data_plan(
-      8, {.expert = 2, .pipe = 2, .variant = ExpertDataVariant::v0_19, .model = 2});
+  const GroupPlan plan = expert_data_plan(8, {.expert = 2, .pipe = 2, .variant = ExpertDataVariant::v0_19, .model = 2});
   std::vector<std::string> names;
   for (std::int64_t i = 0; i < plan.size(); ++i) names.push_back(plan.group(i).name);
-  EXPECT_THAT(names, testing::ElementsAre("ep_size_2[0]", "ep_size_2[1]", "ep_size_2.data[0]",
-                                          "ep_size_2.data[1]", "ep_size_2[2]", "ep_size_2[3]",
-                                          "ep_size_2.data[2]", "ep_size_2.data[3]"));
+  EXPECT_THAT(names, testing::ElementsAre("ep_size_2[0]", "ep_size_2[1]", "ep_size_2.data[0]", "ep_size_2.data[1]",
+                                          "ep_size_2[2]", "ep_size_2[3]", "ep_size_2.data[2]", "ep_size_2.data[3]"));
   EXPECT_EQ(plan.size("ep_size_2"), 4);
   EXPECT_CONFIG_ERROR(plan.group(8), "no group 8; expected 0 to 7");
 }
 
 TEST(GroupPlan, MovesToAnySetOfRanks) {
   const GroupPlan plan = model_data_plan(4, 2);
-  EXPECT_EQ(lists(plan.on(RankSet::range(8, 4))),
-            (std::vector<Ranks>{{8, 10}, {9, 11}, {8, 9}, {10, 11}}));
+  EXPECT_EQ(lists(plan.on(RankSet::range(8, 4))), (std::vector<Ranks>{{8, 10}, {9, 11}, {8, 9}, {10, 11}}));
   const GroupPlan odd = plan.on(RankSet::of(Ranks{1, 2, 5, 9}));
   EXPECT_EQ(lists(odd), (std::vector<Ranks>{{1, 5}, {2, 9}, {1, 2}, {5, 9}}));
   EXPECT_EQ(odd.own("model", 9), 3);
@@ -151,9 +143,8 @@ TEST(GroupPlan, DescribesEqualPlansAlikeAndOthersDifferently) {
 
 TEST(PipelineGrid, TakesAnySetOfRanksAsItsStages) {
   const PipelineGrid grid(ProcessTopology::pipe_data(2, 2), RankSet::of(Ranks{1, 3, 4, 6}));
-  EXPECT_EQ(
-      lists(grid.plan()),
-      (std::vector<Ranks>{{1, 4}, {3, 6}, {1, 3}, {4, 6}, {1, 4}, {3, 6}, {1}, {3}, {4}, {6}}));
+  EXPECT_EQ(lists(grid.plan()),
+            (std::vector<Ranks>{{1, 4}, {3, 6}, {1, 3}, {4, 6}, {1, 4}, {3, 6}, {1}, {3}, {4}, {6}}));
   EXPECT_EQ(grid.stage_to_global(3, 1), 6);
   EXPECT_EQ(grid.next_stage_rank(6), 3);
   EXPECT_TRUE(grid.is_first_stage(3));
@@ -170,8 +161,7 @@ TEST(PipelineGrid, PairsNeighbouringStagesWithWrapAround) {
   EXPECT_EQ(pairs.own("stages_0_1", 4), std::nullopt);
   const GroupPlan two = PipelineGrid(ProcessTopology::pipe_data(2, 1)).pair_plan();
   EXPECT_EQ(lists(two), (std::vector<Ranks>{{0, 1}, {0, 1}}));
-  EXPECT_CONFIG_ERROR(PipelineGrid(ProcessTopology::pipe_data(1, 4)).pair_plan(),
-                      "one stage, which has no neighbours");
+  EXPECT_CONFIG_ERROR(PipelineGrid(ProcessTopology::pipe_data(1, 4)).pair_plan(), "one stage, which has no neighbours");
 }
 
 TEST(TiedPlan, RefusesCutsThatDoNotCoverTheLayers) {
@@ -212,8 +202,7 @@ TEST(TiedPlan, HoldsOneRankOfEachStageForAllCoordinatesOfRandomTopologies) {
     for (const TiedKey& key : plan.keys()) {
       Ranks holding;
       for (std::int64_t stage = 0; stage < stages; ++stage) {
-        if (layers[2 * stage] == key.key || layers[2 * stage + 1] == key.key)
-          holding.push_back(stage);
+        if (layers[2 * stage] == key.key || layers[2 * stage + 1] == key.key) holding.push_back(stage);
       }
       ASSERT_EQ(key.stages, holding);
       for (std::int64_t rank = 0; rank < topology.world_size(); ++rank) {
@@ -242,17 +231,17 @@ TEST(HostCrossings, NameTheFamiliesThatCouldStayInside) {
   const GroupPlan plan = model_data_plan(12, 4);  // data groups span 9 ranks
   EXPECT_THAT(host_crossings(plan, on_hosts_of(12, 4)), testing::IsEmpty());
   EXPECT_THAT(host_crossings(plan, on_hosts_of(12, 2)), testing::IsEmpty()) << "cannot be helped";
-  EXPECT_THAT(host_crossings(plan, on_hosts_of(12, 6)),
-              testing::ElementsAre("model: 1 of 3 groups crosses hosts, [4,5,6,7] first, though the 4 "
-                                   "ranks from 4 to 7 would fit on one host of 6; let sizes divide the ranks of a host, and give neighbouring "
-                                   "ranks the same host"));
+  EXPECT_THAT(
+      host_crossings(plan, on_hosts_of(12, 6)),
+      testing::ElementsAre(
+          "model: 1 of 3 groups crosses hosts, [4,5,6,7] first, though the 4 "
+          "ranks from 4 to 7 would fit on one host of 6; let sizes divide the ranks of a host, and give neighbouring "
+          "ranks the same host"));
   EXPECT_THAT(host_crossings(model_data_plan(4, 2), Ranks{0, 1, 0, 1}),
               testing::ElementsAre(testing::HasSubstr("model: 2 of 2 groups cross hosts")));
-  EXPECT_THAT(host_crossings(model_data_plan(4, 2).on(RankSet::of(Ranks{0, 2, 3, 5})),
-                             Ranks{0, 0, 1, 1, 0, 0}),
-              testing::ElementsAre(
-                  testing::HasSubstr("data: 2 of 2 groups cross hosts, [0,3] first"),
-                  testing::HasSubstr("model: 2 of 2 groups cross hosts, [0,2] first")));
+  EXPECT_THAT(host_crossings(model_data_plan(4, 2).on(RankSet::of(Ranks{0, 2, 3, 5})), Ranks{0, 0, 1, 1, 0, 0}),
+              testing::ElementsAre(testing::HasSubstr("data: 2 of 2 groups cross hosts, [0,3] first"),
+                                   testing::HasSubstr("model: 2 of 2 groups cross hosts, [0,2] first")));
   EXPECT_CONFIG_ERROR(host_crossings(plan, on_hosts_of(8, 4)),
                       "hosts are known of 8 ranks, but the plan has ranks up to 11");
 }
@@ -266,16 +255,13 @@ TEST(ExpertDataModelPlan, CutsExpertsOverOtherTensorLanesThanTheLayout) {
                       "expert 4 does not divide a lane (stage 8 / expert_tensor 4) of 2; legal "
                       "expert values: 1, 2");
   EXPECT_CONFIG_ERROR(
-      expert_data_model_plan(Layout({.pipe = 2, .data = 4, .order = "megatron_data_slowest"}, 8),
-                             {.expert = 2}),
+      expert_data_model_plan(Layout({.pipe = 2, .data = 4, .order = "megatron_data_slowest"}, 8), {.expert = 2}),
       "expected blocks of neighbours");
 }
 
 TEST(MegatronRanks, SharesTheEmbeddingBetweenFirstAndLastStage) {
-  EXPECT_EQ(lists(MegatronRanks({.tp = 2, .pp = 3}).embedding_plan()),
-            (std::vector<Ranks>{{0, 4}, {1, 5}, {0}, {1}}));
-  EXPECT_EQ(lists(MegatronRanks({.tp = 2}).embedding_plan()),
-            (std::vector<Ranks>{{0}, {1}, {0}, {1}}));
+  EXPECT_EQ(lists(MegatronRanks({.tp = 2, .pp = 3}).embedding_plan()), (std::vector<Ranks>{{0, 4}, {1, 5}, {0}, {1}}));
+  EXPECT_EQ(lists(MegatronRanks({.tp = 2}).embedding_plan()), (std::vector<Ranks>{{0}, {1}, {0}, {1}}));
 }
 
 TEST(InferencePlan, GivesEachEngineItsOwnGroupAndTellsOutsidersSo) {
@@ -284,29 +270,25 @@ TEST(InferencePlan, GivesEachEngineItsOwnGroupAndTellsOutsidersSo) {
   EXPECT_EQ(plan.own("tp_size_2", 1), 0);
   EXPECT_EQ(plan.own("tp_size_2", 2), std::nullopt);
   EXPECT_EQ(plan.own_ranks("tp_size_4", 2), RankSet::range(0, 4));
-  EXPECT_CONFIG_ERROR(inference_model_plan(2, Ranks{4}),
-                      "tensor-parallel size 4 in a world of 2; expected 1 to 2");
+  EXPECT_CONFIG_ERROR(inference_model_plan(2, Ranks{4}), "tensor-parallel size 4 in a world of 2; expected 1 to 2");
 }
 
 TEST(GroupPlan, RefusesWithTheLegalValues) {
-  EXPECT_CONFIG_ERROR(
-      model_data_plan(6, 4),
-      "model_data: model 4 does not divide the world of 6; legal model values: 1, 2, 3, 6");
+  EXPECT_CONFIG_ERROR(model_data_plan(6, 4),
+                      "model_data: model 4 does not divide the world of 6; legal model values: 1, 2, 3, 6");
   EXPECT_CONFIG_ERROR(model_data_plan(4, 8), "model 8 does not divide the world of 4");
   EXPECT_CONFIG_ERROR(model_data_plan(0, 1), "the world is 0; expected at least 1");
   EXPECT_CONFIG_ERROR(expert_data_plan(8, {.expert = 2, .pipe = 3}),
                       "pipe 3 does not divide the world of 8; legal pipe values: 1, 2, 4, 8");
-  EXPECT_CONFIG_ERROR(
-      expert_data_plan(8, {.expert = 2, .pipe = 2, .variant = ExpertDataVariant::seed}),
-      "knows no stages");
+  EXPECT_CONFIG_ERROR(expert_data_plan(8, {.expert = 2, .pipe = 2, .variant = ExpertDataVariant::seed}),
+                      "knows no stages");
   EXPECT_CONFIG_ERROR(local_global_plan(20, 8),
                       "20 ranks fill 2 nodes of 8 devices and leave 4 over; expected whole nodes: "
                       "start 16 or 24 ranks");
   EXPECT_CONFIG_ERROR(parameter_parallel_plan(8, 0), "size 0 does not divide the world of 8");
   EXPECT_CONFIG_ERROR(mics_plan(8, {.shard = 4, .devices_per_node = 4, .hierarchical = true}),
                       "not two or more whole nodes of 4 devices");
-  EXPECT_CONFIG_ERROR(GroupPlan(2).add("all", RankSet::range(0, 3)),
-                      "has ranks up to 2, but the world has 2");
+  EXPECT_CONFIG_ERROR(GroupPlan(2).add("all", RankSet::range(0, 3)), "has ranks up to 2, but the world has 2");
 }
 
 }  // namespace

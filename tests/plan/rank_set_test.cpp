@@ -106,8 +106,7 @@ TEST(RankSet, ShiftsWithoutChangingForm) {
 TEST(RankSet, PrintsShortSetsInFullAndLongOnesByTheirForm) {
   EXPECT_EQ(make(0, {{4, 2}}).to_string(), "[0,2,4,6]");
   EXPECT_EQ(make(0, {{256, 2}}).to_string(), "[0,2,..,510] (256 ranks, 0+256x2)");
-  EXPECT_EQ(make(3, {{9, 16, {0, 2, 3}}, {8, 1}}).to_string(),
-            "[3,4,..,58] (24 ranks, 3+{0,2,3}x16+8x1)");
+  EXPECT_EQ(make(3, {{9, 16, {0, 2, 3}}, {8, 1}}).to_string(), "[3,4,..,58] (24 ranks, 3+{0,2,3}x16+8x1)");
 }
 
 TEST(RankSet, HandlesWorldsNearTheLimitOf64Bits) {

@@ -67,8 +67,7 @@ TEST(Permutation, WorksAtTheLargestSizes) {
 // 10^6 (23 degrees).
 TEST(Permutation, GivesAllOrdersAlike) {
   std::map<std::vector<std::int64_t>, double> counts;
-  for (std::uint64_t key = 0; key < 24'000; ++key)
-    counts[elements(Permutation(4, key * 0x9e3779b97f4a7c15U))] += 1;
+  for (std::uint64_t key = 0; key < 24'000; ++key) counts[elements(Permutation(4, key * 0x9e3779b97f4a7c15U))] += 1;
   double chi_square = 0;
   for (const auto& [order, count] : counts) chi_square += (count - 1000) * (count - 1000) / 1000;
   EXPECT_EQ(counts.size(), 24U);
@@ -82,8 +81,7 @@ TEST(Permutation, LeavesNeighboursUncorrelated) {
   double covariance = 0;
   double variance = 0;
   for (std::size_t i = 0; i + 1 < values.size(); ++i) {
-    covariance +=
-        (static_cast<double>(values[i]) - mean) * (static_cast<double>(values[i + 1]) - mean);
+    covariance += (static_cast<double>(values[i]) - mean) * (static_cast<double>(values[i + 1]) - mean);
     variance += (static_cast<double>(values[i]) - mean) * (static_cast<double>(values[i]) - mean);
   }
   EXPECT_LT(std::abs(covariance / variance), 4 / std::sqrt(static_cast<double>(size)));
@@ -92,13 +90,9 @@ TEST(Permutation, LeavesNeighboursUncorrelated) {
 TEST(Sampler, GivesTheSameBatchInEveryLayout) {
   for (std::int64_t step = 0; step < 40; ++step) {
     const auto alone = global_batch({.num_samples = 101, .batch = 16, .seed = 3}, step);
-    for (const auto& [data, micro_batches] : std::vector<std::pair<std::int64_t, std::int64_t>>{
-             {1, 2}, {2, 1}, {2, 4}, {4, 4}, {16, 1}}) {
-      EXPECT_EQ(global_batch({.num_samples = 101,
-                              .batch = 16,
-                              .data = data,
-                              .micro_batches = micro_batches,
-                              .seed = 3},
+    for (const auto& [data, micro_batches] :
+         std::vector<std::pair<std::int64_t, std::int64_t>>{{1, 2}, {2, 1}, {2, 4}, {4, 4}, {16, 1}}) {
+      EXPECT_EQ(global_batch({.num_samples = 101, .batch = 16, .data = data, .micro_batches = micro_batches, .seed = 3},
                              step),
                 alone)
           << step << " " << data << " " << micro_batches;
@@ -123,8 +117,7 @@ TEST(Sampler, VisitsEverySampleOnceAnEpochInAnotherOrderEachTime) {
 
 TEST(Sampler, TakesABatchLargerThanTheDataSet) {
   const auto batch = global_batch({.num_samples = 3, .batch = 8, .data = 2, .micro_batches = 2}, 0);
-  for (std::int64_t sample = 0; sample < 3; ++sample)
-    EXPECT_GE(std::ranges::count(batch, sample), 2);
+  for (std::int64_t sample = 0; sample < 3; ++sample) EXPECT_GE(std::ranges::count(batch, sample), 2);
 }
 
 TEST(Sampler, OfAnotherSeedGivesAnotherOrder) {
@@ -133,15 +126,11 @@ TEST(Sampler, OfAnotherSeedGivesAnotherOrder) {
 }
 
 TEST(Sampler, RefusesABatchThatDoesNotDivide) {
-  EXPECT_THAT(testing_support::error_of([] {
-                Sampler({.num_samples = 100, .batch = 18, .data = 2, .micro_batches = 4});
-              }),
-              AllOf(HasSubstr("batch of 18"), HasSubstr("data 2 x micro-batches 4 = 8"),
-                    HasSubstr("such as 24")));
-  EXPECT_THAT(testing_support::error_of([] { Sampler({.num_samples = 0, .batch = 8}); }),
-              HasSubstr("0 samples"));
-  EXPECT_THAT(testing_support::error_of([] { Sampler({.num_samples = 9, .batch = 0}); }),
-              HasSubstr("batch 0"));
+  EXPECT_THAT(
+      testing_support::error_of([] { Sampler({.num_samples = 100, .batch = 18, .data = 2, .micro_batches = 4}); }),
+      AllOf(HasSubstr("batch of 18"), HasSubstr("data 2 x micro-batches 4 = 8"), HasSubstr("such as 24")));
+  EXPECT_THAT(testing_support::error_of([] { Sampler({.num_samples = 0, .batch = 8}); }), HasSubstr("0 samples"));
+  EXPECT_THAT(testing_support::error_of([] { Sampler({.num_samples = 9, .batch = 0}); }), HasSubstr("batch 0"));
   EXPECT_THAT(testing_support::error_of([] { Sampler({.num_samples = 9, .batch = 8, .data = -2}); }),
               HasSubstr("data -2"));
 }

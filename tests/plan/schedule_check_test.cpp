@@ -40,11 +40,9 @@ TEST(Check, AcceptsItsOwnSchedulesAndCountsLiveMicroBatches) {
 }
 
 TEST(Check, ReportsAnEmptyScheduleAsAnError) {
-  EXPECT_THAT(check({}).errors,
-              ElementsAre("schedule: 0 stages and 0 micro-batches; it needs at least 1 of each"));
+  EXPECT_THAT(check({}).errors, ElementsAre("schedule: 0 stages and 0 micro-batches; it needs at least 1 of each"));
   Schedule no_steps{.name = "empty", .num_micro_batches = 1, .stages = {StageProgram{}}};
-  EXPECT_THAT(check(no_steps).errors,
-              ElementsAre("stage 0: 0 instructions cannot serve 1 micro-batches"));
+  EXPECT_THAT(check(no_steps).errors, ElementsAre("stage 0: 0 instructions cannot serve 1 micro-batches"));
   no_steps.num_micro_batches = INT64_MAX;
   EXPECT_FALSE(check(no_steps).ok());
 }
@@ -95,22 +93,18 @@ TEST(Check, NamesSlotsThatAreOverwritten) {
                                                "micro-batch 0 at step 2"));
   schedule = gpipe().generate(1, 2);
   find(schedule, 0, Op::backward, 0).buffer = 1;
-  EXPECT_THAT(
-      check(schedule).errors,
-      Contains(
-          "stage 0, step 2: B of micro-batch 0 in slot 1, but the micro-batch lies in slot 0"));
+  EXPECT_THAT(check(schedule).errors,
+              Contains("stage 0, step 2: B of micro-batch 0 in slot 1, but the micro-batch lies in slot 0"));
 }
 
 TEST(Check, NamesLinksWhoseEndsDisagree) {
   Schedule schedule = gpipe().generate(2, 2);
-  auto& steps = schedule.stages[1]
-                    .steps;  // RA0 Ld0 F0 | RA1 Ld1 F1: now both received early, in the wrong order
+  auto& steps = schedule.stages[1].steps;  // RA0 Ld0 F0 | RA1 Ld1 F1: now both received early, in the wrong order
   steps[1].insert(steps[1].begin(), steps[2].front());
   steps[2].erase(steps[2].begin());
-  EXPECT_THAT(check(schedule).errors,
-              ElementsAre("link from stage 0 to stage 1, message 0: stage 0 step 0 sends "
-                          "micro-batch 0 (SA), but stage 1 step 1 "
-                          "expects micro-batch 1 (RA)"));
+  EXPECT_THAT(check(schedule).errors, ElementsAre("link from stage 0 to stage 1, message 0: stage 0 step 0 sends "
+                                                  "micro-batch 0 (SA), but stage 1 step 1 "
+                                                  "expects micro-batch 1 (RA)"));
 }
 
 TEST(Check, TellsADeadlockAsTheCycleOfItsStages) {
@@ -138,10 +132,8 @@ TEST(Check, ReductionsAcrossStagesCanDeadlockToo) {
 TEST(Check, ForwardOnlySchedulesMayNotUpdate) {
   Schedule schedule = forward_only().generate(2, 2);
   schedule.stages[0].steps.back().push_back({Op::optimizer_step});
-  EXPECT_THAT(
-      check(schedule).errors,
-      ElementsAre(
-          "stage 0, step 2: OS does not belong on stage 0 of 2 of a schedule without backward"));
+  EXPECT_THAT(check(schedule).errors,
+              ElementsAre("stage 0, step 2: OS does not belong on stage 0 of 2 of a schedule without backward"));
 }
 
 // ---- damage ----
@@ -198,8 +190,7 @@ class Player {
     const bool gradient = i.op == Op::recv_grad || i.op == Op::send_grad || i.op == Op::backward;
     need(!gradient || training_);
     if (has_micro_batch(i.op)) {
-      need(m >= 0 && m < schedule_.num_micro_batches && i.buffer >= 0 &&
-           i.buffer < schedule_.stages[s].num_buffers);
+      need(m >= 0 && m < schedule_.num_micro_batches && i.buffer >= 0 && i.buffer < schedule_.stages[s].num_buffers);
       for (const auto& [slot, holds] : stage.slots) need((slot == i.buffer) == (holds == m));
       need(!released(s, m));
       stage.slots[i.buffer] = m;
@@ -246,9 +237,8 @@ class Player {
   }
 
   const Instruction* current(int s) const {
-    return s >= 0 && s <= last() && stages_[s].next < stages_[s].line.size()
-               ? &stages_[s].line[stages_[s].next]
-               : nullptr;
+    return s >= 0 && s <= last() && stages_[s].next < stages_[s].line.size() ? &stages_[s].line[stages_[s].next]
+                                                                             : nullptr;
   }
 
   // Both ends of a message together.
@@ -343,8 +333,8 @@ std::string describe(const Schedule& schedule) {
          " M=" + std::to_string(schedule.num_micro_batches);
 }
 
-// What crosses the link from stage s to s + 1, in both directions, in the order in which `stage`, one of its ends, takes it up:
-// direction and micro-batch.
+// What crosses the link from stage s to s + 1, in both directions, in the order in which `stage`, one of its ends,
+// takes it up: direction and micro-batch.
 std::vector<std::pair<bool, int>> crossings(const Schedule& schedule, std::int64_t s, std::int64_t stage) {
   std::vector<std::pair<bool, int>> found;
   for (const auto& step : schedule.stages[stage].steps)
@@ -367,11 +357,14 @@ TEST(Check, AcceptsOnlyLinksWhoseEndsTakeUpAllMessagesInOneOrder) {
       auto& step = schedule.stages[spot.stage].steps[spot.step];
       if (spot.place + 1 >= step.size()) continue;
       const Op first = step[spot.place].op, second = step[spot.place + 1].op;
-      if (!(first == Op::recv_grad && second == Op::send_activation) && !(first == Op::send_grad && second == Op::recv_activation)) continue;
+      if (!(first == Op::recv_grad && second == Op::send_activation) &&
+          !(first == Op::send_grad && second == Op::recv_activation))
+        continue;
       Schedule damaged = schedule;
       auto& pair = damaged.stages[spot.stage].steps[spot.step];
       std::swap(pair[spot.place], pair[spot.place + 1]);
-      const auto link = first == Op::recv_grad ? static_cast<std::int64_t>(spot.stage) : static_cast<std::int64_t>(spot.stage) - 1;
+      const auto link =
+          first == Op::recv_grad ? static_cast<std::int64_t>(spot.stage) : static_cast<std::int64_t>(spot.stage) - 1;
       ASSERT_NE(crossings(damaged, link, link), crossings(damaged, link, link + 1));
       EXPECT_FALSE(check(damaged).ok()) << describe(schedule);
       ++refused;
@@ -389,8 +382,7 @@ TEST(Check, FindsEveryRemovedInstruction) {
       auto& step = damaged.stages[spot.stage].steps[spot.step];
       step.erase(step.begin() + static_cast<std::ptrdiff_t>(spot.place));
       const bool may_go = gone.op == Op::reduce_tied_grads && schedule.num_stages() == 1;
-      EXPECT_EQ(check(damaged).ok(), may_go)
-          << describe(schedule) << " without " << code(gone.op) << gone.micro_batch;
+      EXPECT_EQ(check(damaged).ok(), may_go) << describe(schedule) << " without " << code(gone.op) << gone.micro_batch;
       // Without its only backward, a schedule of one micro-batch and stage is held to forward
       // rules: it fails by RT or RD.
     }
@@ -405,8 +397,7 @@ TEST(Check, FindsEveryRepeatedInstructionWhereverItStands) {
         const Instruction twice = get(damaged, spot);
         damaged.stages[spot.stage].steps[step].push_back(twice);
         ASSERT_FALSE(check(damaged).ok())
-            << describe(schedule) << " with another " << code(twice.op) << twice.micro_batch
-            << " at step " << step;
+            << describe(schedule) << " with another " << code(twice.op) << twice.micro_batch << " at step " << step;
       }
 }
 
@@ -422,9 +413,8 @@ TEST(Check, JudgesEveryExchangeOfTwoInstructionsAsThePlayerDoes) {
         const bool plays = Player(damaged).plays();
         ++(plays ? harmless : harmful);
         const ScheduleReport report = check(damaged);
-        ASSERT_EQ(report.ok(), plays)
-            << describe(schedule) << " stage " << all[a].stage << ": steps " << all[a].step
-            << " and " << all[b].step << (report.ok() ? "" : ": " + report.errors.front());
+        ASSERT_EQ(report.ok(), plays) << describe(schedule) << " stage " << all[a].stage << ": steps " << all[a].step
+                                      << " and " << all[b].step << (report.ok() ? "" : ": " + report.errors.front());
       }
   }
   EXPECT_GT(harmful, 5 * harmless);
@@ -457,8 +447,7 @@ TEST(Check, JudgesRandomDamageAsThePlayerDoes) {
           break;
         case 4: {  // moved to another step
           const Instruction moved = hit;
-          program.steps[spot.step].erase(program.steps[spot.step].begin() +
-                                         static_cast<std::ptrdiff_t>(spot.place));
+          program.steps[spot.step].erase(program.steps[spot.step].begin() + static_cast<std::ptrdiff_t>(spot.place));
           auto& to = program.steps[random() % program.steps.size()];
           to.insert(to.begin() + static_cast<std::ptrdiff_t>(random() % (to.size() + 1)), moved);
           break;

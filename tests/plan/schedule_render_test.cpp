@@ -79,8 +79,7 @@ int count(const std::string& text, const std::string& part) {
 }
 
 TEST(Render, SvgShowsEveryForwardAndBackwardAndNeedsNothingFromOutside) {
-  const std::string svg =
-      render_svg(simulate(one_f_one_b().generate(4, 8), {}), "1f1b & <4> stages");
+  const std::string svg = render_svg(simulate(one_f_one_b().generate(4, 8), {}), "1f1b & <4> stages");
   EXPECT_TRUE(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
   EXPECT_EQ(count(svg, "forward of micro-batch"), 32);
   EXPECT_EQ(count(svg, "backward of micro-batch"), 32);
@@ -90,9 +89,8 @@ TEST(Render, SvgShowsEveryForwardAndBackwardAndNeedsNothingFromOutside) {
     EXPECT_EQ(count(svg, outside), 0) << outside;
   EXPECT_EQ(count(svg, "http"), 1);  // the namespace
   for (const char* element : {"svg", "text", "title"})
-    EXPECT_EQ(
-        count(svg, std::string("<") + element + ">") + count(svg, std::string("<") + element + " "),
-        count(svg, std::string("</") + element + ">"));
+    EXPECT_EQ(count(svg, std::string("<") + element + ">") + count(svg, std::string("<") + element + " "),
+              count(svg, std::string("</") + element + ">"));
 }
 
 }  // namespace

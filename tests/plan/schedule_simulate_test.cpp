@@ -16,8 +16,7 @@ TEST(Simulate, BubbleIsStagesMinusOneForwardsAndBackwards) {
   for (std::int64_t stages = 1; stages <= 8; ++stages)
     for (std::int64_t micro_batches = 1; micro_batches <= 12; ++micro_batches)
       for (const ScheduleKind& kind : {gpipe(), one_f_one_b()}) {
-        const Simulation s =
-            simulate(kind.generate(stages, micro_batches), {.forward = 1.5, .backward = 2.25});
+        const Simulation s = simulate(kind.generate(stages, micro_batches), {.forward = 1.5, .backward = 2.25});
         EXPECT_DOUBLE_EQ(s.ideal, static_cast<double>(micro_batches) * 3.75) << kind.name;
         EXPECT_DOUBLE_EQ(s.span - s.ideal, static_cast<double>(stages - 1) * 3.75)
             << kind.name << " S=" << stages << " M=" << micro_batches;
@@ -32,8 +31,7 @@ TEST(Simulate, ForwardOnlyFillsThePipeOnce) {
 
 TEST(Simulate,
      TransfersDelayWhatWaitsForThem) {  // one micro-batch down and up three stages: 4 transfers
-  const Simulation s =
-      simulate(gpipe().generate(3, 1), {.forward = 1, .backward = 2, .transfer = 0.5});
+  const Simulation s = simulate(gpipe().generate(3, 1), {.forward = 1, .backward = 2, .transfer = 0.5});
   EXPECT_DOUBLE_EQ(s.span, 3 * 1 + 3 * 2 + 4 * 0.5);
   EXPECT_DOUBLE_EQ(s.stages[2][0].begin, 2 * (1 + 0.5));
 }
@@ -62,12 +60,9 @@ TEST(Simulate, RefusesUnsoundSchedulesAndBadTimes) {
     }
     return "accepted";
   };
-  EXPECT_EQ(refusal({.forward = -1}),
-            "simulate: forward time -1; it must be finite and at least 0");
-  EXPECT_EQ(refusal({.transfer = INFINITY}),
-            "simulate: transfer time inf; it must be finite and at least 0");
-  EXPECT_EQ(refusal({.backward = NAN}),
-            "simulate: backward time nan; it must be finite and at least 0");
+  EXPECT_EQ(refusal({.forward = -1}), "simulate: forward time -1; it must be finite and at least 0");
+  EXPECT_EQ(refusal({.transfer = INFINITY}), "simulate: transfer time inf; it must be finite and at least 0");
+  EXPECT_EQ(refusal({.backward = NAN}), "simulate: backward time nan; it must be finite and at least 0");
   schedule.stages[1].steps.pop_back();
   EXPECT_THAT(refusal({}), testing::HasSubstr("simulate: schedule 1f1b is not sound (5 errors): "
                                               "stage 1: SG of micro-batch 1 is missing"));

@@ -29,9 +29,8 @@ TEST(Schedules, AreSoundForUpToTwelveMicroBatchesAndEightStages) {
   int checked = 0;
   for_all_schedules([&](const Schedule& schedule) {
     const ScheduleReport report = check(schedule);
-    EXPECT_TRUE(report.ok()) << schedule.name << " S=" << schedule.num_stages()
-                             << " M=" << schedule.num_micro_batches << ": "
-                             << report.errors.front();
+    EXPECT_TRUE(report.ok()) << schedule.name << " S=" << schedule.num_stages() << " M=" << schedule.num_micro_batches
+                             << ": " << report.errors.front();
     ++checked;
   });
   EXPECT_EQ(checked, 8 * 12 * 3 + 12);
@@ -46,8 +45,7 @@ TEST(Schedules, KeepAsManyMicroBatchesAliveAsTheirKindPromises) {
       std::int64_t expected = 1;
       if (schedule.name == "gpipe") expected = micro_batches;
       if (schedule.name == "1f1b") expected = std::min(stages - s, micro_batches);
-      EXPECT_EQ(peaks[s], expected)
-          << schedule.name << " S=" << stages << " M=" << micro_batches << " stage " << s;
+      EXPECT_EQ(peaks[s], expected) << schedule.name << " S=" << stages << " M=" << micro_batches << " stage " << s;
       EXPECT_LE(peaks[s], schedule.stages[s].num_buffers);
     }
   });
@@ -67,8 +65,7 @@ TEST(Schedules, BackwardInGpipeRunsInAscendingOrder) {
 }
 
 TEST(Schedules, RefuseCountsBelowOneAndBeyondMemory) {
-  const auto text = [](const ScheduleKind& kind, std::int64_t stages,
-                       std::int64_t micro_batches) -> std::string {
+  const auto text = [](const ScheduleKind& kind, std::int64_t stages, std::int64_t micro_batches) -> std::string {
     try {
       kind.generate(stages, micro_batches);
     } catch (const ConfigError& error) {
@@ -82,8 +79,7 @@ TEST(Schedules, RefuseCountsBelowOneAndBeyondMemory) {
     EXPECT_EQ(text(schedule_by_name(name), 1, -2),
               "schedule " + std::string(name) + ": -2 micro-batches; a schedule needs at least 1");
   }
-  EXPECT_THAT(text(one_f_one_b(), 1000, 20000),
-              testing::HasSubstr("1000 stages x 20000 micro-batches"));
+  EXPECT_THAT(text(one_f_one_b(), 1000, 20000), testing::HasSubstr("1000 stages x 20000 micro-batches"));
   EXPECT_THAT(text(gpipe(), INT64_MAX, INT64_MAX), testing::HasSubstr("at most 10000000"));
   EXPECT_THAT(text(data_parallel_only(), 2, 4), testing::HasSubstr("2 stages"));
 }
@@ -94,9 +90,7 @@ TEST(Schedules, AreFoundByNameAndUnknownNamesListTheLegalOnes) {
     schedule_by_name("dualpipe");
     FAIL();
   } catch (const ConfigError& error) {
-    EXPECT_STREQ(
-        error.what(),
-        "schedule: 'dualpipe' is unknown; there are gpipe, 1f1b, forward-only, data-parallel");
+    EXPECT_STREQ(error.what(), "schedule: 'dualpipe' is unknown; there are gpipe, 1f1b, forward-only, data-parallel");
   }
 }
 

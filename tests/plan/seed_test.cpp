@@ -21,12 +21,10 @@ TEST(Seed, HasTheValuesItAlwaysHad) {
 
 TEST(Seed, TellsApartWhatReadsAlike) {
   const std::set<std::uint64_t> seeds{
-      derive_seed(1, "ab"),        derive_seed(1, "a", {'b'}),  derive_seed(1, "a", {1, 2}),
-      derive_seed(1, "a", {2, 1}), derive_seed(1, "a", {12}),   derive_seed(1, "a", {1}),
-      derive_seed(1, "a", {1, 0}), derive_seed(1, "a"),         derive_seed(1, "a", {0}),
-      derive_seed(1, "", {'a'}),   derive_seed(2, "a"),         derive_seed(1, "A"),
-      derive_seed(1, {"a\0", 2}),  derive_seed(1, "a", {0, 1}), derive_seed(1, "a", {0, 0}),
-      derive_seed(256, "a")};
+      derive_seed(1, "ab"),       derive_seed(1, "a", {'b'}),  derive_seed(1, "a", {1, 2}), derive_seed(1, "a", {2, 1}),
+      derive_seed(1, "a", {12}),  derive_seed(1, "a", {1}),    derive_seed(1, "a", {1, 0}), derive_seed(1, "a"),
+      derive_seed(1, "a", {0}),   derive_seed(1, "", {'a'}),   derive_seed(2, "a"),         derive_seed(1, "A"),
+      derive_seed(1, {"a\0", 2}), derive_seed(1, "a", {0, 1}), derive_seed(1, "a", {0, 0}), derive_seed(256, "a")};
   EXPECT_EQ(seeds.size(), 16u);
 }
 
@@ -46,10 +44,9 @@ TEST(Seed, SpreadsEveryInputBitOverEveryOutputBit) {
   int set[64] = {}, flipped[2][64] = {};
   for (int trial = 0; trial < kTrials; ++trial) {
     const std::uint64_t here = derive_seed(trial, "init", {trial % 97});
-    const std::uint64_t other_seed =
-        derive_seed(trial ^ (1ull << (trial % 64)), "init", {trial % 97});
-    const std::uint64_t other_coordinate = derive_seed(
-        trial, "init", {static_cast<std::int64_t>((trial % 97) ^ (1ull << (trial % 64)))});
+    const std::uint64_t other_seed = derive_seed(trial ^ (1ull << (trial % 64)), "init", {trial % 97});
+    const std::uint64_t other_coordinate =
+        derive_seed(trial, "init", {static_cast<std::int64_t>((trial % 97) ^ (1ull << (trial % 64)))});
     for (int bit = 0; bit < 64; ++bit) {
       set[bit] += here >> bit & 1;
       flipped[0][bit] += (here ^ other_seed) >> bit & 1;

@@ -102,7 +102,8 @@ TEST_P(PartitionedTensorOver, IsGatheredInAGroupThatDoesNotBeginWithRank0) {
       [](World& world) {
         if (world.rank() % 2 == 0) return;
         const at::Tensor whole = iota({3, 5});
-        expect(PartitionedTensor(whole, world.make_group(RankSet::of(Shape{1, 3}), "odd")).full().equal(whole), "odd ranks");
+        expect(PartitionedTensor(whole, world.make_group(RankSet::of(Shape{1, 3}), "odd")).full().equal(whole),
+               "odd ranks");
       },
       options());
 }
@@ -116,7 +117,8 @@ TEST_P(PartitionedTensorOver, AddsTheGradientsOfAllMembersWholes) {
           const at::Tensor index = at::arange(elements, at::kDouble);
           at::Tensor source = at::ones({1, elements}, at::kDouble).set_requires_grad(true);
           const PartitionedTensor cut(source, world.group());
-          const PartitionedTensor rebuilt = PartitionedTensor::from_meta(cut.to_versioned_meta(), cut.local_data().detach(), world.group());
+          const PartitionedTensor rebuilt =
+              PartitionedTensor::from_meta(cut.to_versioned_meta(), cut.local_data().detach(), world.group());
           for (const PartitionedTensor* part : {&cut, &rebuilt}) {
             (part->full() * index * (world.rank() + 1)).sum().backward();
           }
@@ -141,7 +143,8 @@ TEST(PartitionedTensor, RequiresAGradientAsTheWholeAndTheMetadataDo) {
     expect(part.local_data().requires_grad() && part.full().requires_grad(), "cut");
     expect(rebuilt(part.to_versioned_meta()) && !rebuilt(part.to_meta()), "rebuilt");
     const at::NoGradGuard no_grad;
-    expect(!PartitionedTensor(whole, world.group()).local_data().requires_grad() && !part.full().requires_grad(), "no grad mode");
+    expect(!PartitionedTensor(whole, world.group()).local_data().requires_grad() && !part.full().requires_grad(),
+           "no grad mode");
   });
 }
 
@@ -167,7 +170,8 @@ TEST(PartitionedTensor, RefusesMetadataThatLie) {
         {{1, 7, 3, 0, 0, 4, 6, 7}, "of part 0 of 3, but this is rank 0 of group 'world' of 2"},
         {{1, 7, 2, 1, 0, 4, 7}, "of part 1 of 2, but this is rank 0"},
         {{1, -7, 2, 0, 0, 4, 7}, "have the shape [-7]; expected sizes from 0"},
-        {{2, kHuge, 4, 2, 0, 0, 4, 0}, "the shape [4611686018427387904,4] of the metadata, of 4 bytes each, is beyond 64 bits"},
+        {{2, kHuge, 4, 2, 0, 0, 4, 0},
+         "the shape [4611686018427387904,4] of the metadata, of 4 bytes each, is beyond 64 bits"},
         {{3, 0, kHuge, 4, 2, 0, 0, 0, 0}, "is beyond 64 bits"},
         {{1, 7, 2, 0, 0, 4, 8}, "the metadata cut 7 elements at [0,4,8]; expected [0,4,7]"},
         {{1, 7, 2, 0, 1, 4, 7}, "at [1,4,7]"},
@@ -193,7 +197,8 @@ TEST(PartitionedTensor, RefusesMetadataThatLie) {
     expect(refusal(good.to(at::kInt), local).find("a 1-dimensional Int tensor") != std::string::npos, "int32 metadata");
     expect(refusal(good, at::Tensor()).find("the part is undefined") != std::string::npos, "no part");
     const at::Tensor of_integers = at::tensor(Shape{kMagic, 1, 4, 1, 1, 7});
-    expect(refusal(of_integers, at::empty({4}, at::kLong)).find("requires_grad is 1 in the metadata of a part of dtype Long") != std::string::npos,
+    expect(refusal(of_integers, at::empty({4}, at::kLong))
+                   .find("requires_grad is 1 in the metadata of a part of dtype Long") != std::string::npos,
            "gradients of integers");
   });
 }

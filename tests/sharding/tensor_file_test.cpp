@@ -34,10 +34,9 @@ class TensorFiles : public ::testing::Test {
 // One tensor of each dtype; values that every one of them holds exactly.
 std::vector<NamedTensor> all_dtypes() {
   std::vector<NamedTensor> tensors;
-  for (const auto type : {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt,
-                          at::kShort, at::kChar, at::kByte}) {
-    tensors.push_back({std::string("t.") + at::toString(type),
-                       at::arange(6, at::kLong).reshape({2, 3}).to(type)});
+  for (const auto type :
+       {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kShort, at::kChar, at::kByte}) {
+    tensors.push_back({std::string("t.") + at::toString(type), at::arange(6, at::kLong).reshape({2, 3}).to(type)});
   }
   tensors.push_back({"t.Bool", at::tensor({1, 0, 1, 1, 0, 0}).reshape({2, 3}).to(at::kBool)});
   return tensors;
@@ -59,8 +58,7 @@ std::string output_of(const std::string& command) {
 }
 
 std::string peer(const std::string& action, const std::string& path) {
-  return output_of(
-      fmt::format("'{}' '{}' {} '{}'", ESPALIER_PYTHON, ESPALIER_SAFETENSORS_PEER, action, path));
+  return output_of(fmt::format("'{}' '{}' {} '{}'", ESPALIER_PYTHON, ESPALIER_SAFETENSORS_PEER, action, path));
 }
 
 TEST_F(TensorFiles, ReturnEveryDtypeBitForBit) {
@@ -81,8 +79,7 @@ TEST_F(TensorFiles, ReturnEveryDtypeBitForBit) {
 }
 
 TEST_F(TensorFiles, KeepNanInfinityAndNegativeZero) {
-  const at::Tensor odd =
-      at::tensor({std::nan("1"), INFINITY, -INFINITY, -0.0F, 1e-42F}, at::kFloat);
+  const at::Tensor odd = at::tensor({std::nan("1"), INFINITY, -INFINITY, -0.0F, 1e-42F}, at::kFloat);
   write_tensor_file(path_, std::vector<NamedTensor>{{"odd", odd}});
   EXPECT_TRUE(at::equal(TensorFile(path_).read("odd").view(at::kInt), odd.view(at::kInt)));
 }
@@ -111,34 +108,26 @@ TEST_F(TensorFiles, WithoutTensorsAreFiles) {
 
 TEST_F(TensorFiles, GiveAnySliceOfTheFlatElements) {
   const at::Tensor whole = at::arange(700'000, at::kInt);  // several pieces of the checksum's pass
-  write_tensor_file(path_, std::vector<NamedTensor>{{"before", at::ones({3}, at::kByte)},
-                                                    {"w", whole.reshape({7, 100'000})}});
+  write_tensor_file(path_,
+                    std::vector<NamedTensor>{{"before", at::ones({3}, at::kByte)}, {"w", whole.reshape({7, 100'000})}});
   const TensorFile file(path_);
-  for (const auto& [begin, end] :
-       std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 0},
-                                                          {0, 700'000},
-                                                          {1, 2},
-                                                          {262'143, 262'146},
-                                                          {699'999, 700'000},
-                                                          {700'000, 700'000}}) {
+  for (const auto& [begin, end] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+           {0, 0}, {0, 700'000}, {1, 2}, {262'143, 262'146}, {699'999, 700'000}, {700'000, 700'000}}) {
     EXPECT_TRUE(at::equal(file.read_elems("w", begin, end), whole.slice(0, begin, end))) << begin;
   }
-  for (const auto& [begin, end] :
-       std::vector<std::pair<std::int64_t, std::int64_t>>{{-1, 2}, {3, 2}, {0, 700'001}}) {
-    EXPECT_THAT(
-        testing_support::error_of([&, begin = begin, end = end] { file.read_elems("w", begin, end); }),
-        AllOf(HasSubstr("'w'"), HasSubstr("700000"), HasSubstr(std::to_string(end))));
+  for (const auto& [begin, end] : std::vector<std::pair<std::int64_t, std::int64_t>>{{-1, 2}, {3, 2}, {0, 700'001}}) {
+    EXPECT_THAT(testing_support::error_of([&, begin = begin, end = end] { file.read_elems("w", begin, end); }),
+                AllOf(HasSubstr("'w'"), HasSubstr("700000"), HasSubstr(std::to_string(end))));
   }
 }
 
 TEST_F(TensorFiles, AreReadByAnotherReader) {
   write_tensor_file(path_, all_dtypes(), {{"step", "12"}});
   const std::string numbers = " [2, 3] 0.0 1.0 2.0 3.0 4.0 5.0\n";
-  EXPECT_EQ(peer("read", path_),
-            "t.BFloat16 BF16" + numbers + "t.Bool BOOL [2, 3] 1.0 0.0 1.0 1.0 0.0 0.0\n" +
-                "t.Byte U8" + numbers + "t.Char I8" + numbers + "t.Double F64" + numbers +
-                "t.Float F32" + numbers + "t.Half F16" + numbers + "t.Int I32" + numbers +
-                "t.Long I64" + numbers + "t.Short I16" + numbers + "{\"step\": \"12\"}\n");
+  EXPECT_EQ(peer("read", path_), "t.BFloat16 BF16" + numbers + "t.Bool BOOL [2, 3] 1.0 0.0 1.0 1.0 0.0 0.0\n" +
+                                     "t.Byte U8" + numbers + "t.Char I8" + numbers + "t.Double F64" + numbers +
+                                     "t.Float F32" + numbers + "t.Half F16" + numbers + "t.Int I32" + numbers +
+                                     "t.Long I64" + numbers + "t.Short I16" + numbers + "{\"step\": \"12\"}\n");
 }
 
 TEST_F(TensorFiles, OfAnotherWriterAreReadOnRequest) {
@@ -147,8 +136,7 @@ TEST_F(TensorFiles, OfAnotherWriterAreReadOnRequest) {
               AllOf(HasSubstr("no checksum"), HasSubstr("Checksums::if_present")));
   const TensorFile file(path_, Checksums::if_present);
   EXPECT_EQ(file.metadata(), (StringMap{{"origin", "peer"}}));
-  EXPECT_TRUE(at::equal(file.read("weight"),
-                        at::tensor({1.0F, 2.0F, 3.0F, 4.0F, 5.0F, 6.5F}).reshape({2, 3})));
+  EXPECT_TRUE(at::equal(file.read("weight"), at::tensor({1.0F, 2.0F, 3.0F, 4.0F, 5.0F, 6.5F}).reshape({2, 3})));
   EXPECT_EQ(file.read("steps").item<std::int64_t>(), -7);
   file.verify();
 }
@@ -160,15 +148,13 @@ TEST_F(TensorFiles, RefuseWhatAHeaderCannotHold) {
   };
   EXPECT_THAT(testing_support::error_of(write({{"a", one}, {"b", one}, {"a", one}})),
               AllOf(HasSubstr(path_), HasSubstr("'a' is given twice")));
-  EXPECT_THAT(testing_support::error_of(write({{"__metadata__", one}})),
-              HasSubstr("reserved by the format"));
+  EXPECT_THAT(testing_support::error_of(write({{"__metadata__", one}})), HasSubstr("reserved by the format"));
   EXPECT_THAT(testing_support::error_of(write({{"a", at::Tensor()}})), HasSubstr("'a' is undefined"));
   EXPECT_THAT(testing_support::error_of(write({{"a", one.to_sparse()}})), HasSubstr("sparse"));
   EXPECT_THAT(testing_support::error_of(write({{"a", one.to(at::kComplexFloat)}})),
               AllOf(HasSubstr("ComplexFloat"), HasSubstr("F64 F32")));
   EXPECT_THAT(testing_support::error_of(write({{"\xff", one}})), HasSubstr("not UTF-8"));
-  EXPECT_THAT(testing_support::error_of(write({{"a", one}}, {{"crc64.a", "x"}})),
-              HasSubstr("'crc64.a' is reserved"));
+  EXPECT_THAT(testing_support::error_of(write({{"a", one}}, {{"crc64.a", "x"}})), HasSubstr("'crc64.a' is reserved"));
   EXPECT_THAT(testing_support::error_of(write({{"a", one}}, {{"header_crc64", "x"}})),
               HasSubstr("'header_crc64' is reserved"));
   EXPECT_TRUE(folder_.names().empty());
@@ -178,9 +164,8 @@ TEST_F(TensorFiles, SurviveAFullDiskWhileTheNextIsWritten) {
   write_tensor_file(path_, std::vector<NamedTensor>{{"w", at::arange(10)}});
   {
     const testing_support::SmallDisk disk(50'000);
-    EXPECT_THAT(testing_support::error_of([&] {
-                  write_tensor_file(path_, std::vector<NamedTensor>{{"w", at::zeros({100'000})}});
-                }),
+    EXPECT_THAT(testing_support::error_of(
+                    [&] { write_tensor_file(path_, std::vector<NamedTensor>{{"w", at::zeros({100'000})}}); }),
                 AllOf(HasSubstr(path_), HasSubstr("byte 50000"), HasSubstr("File too large")));
   }
   EXPECT_TRUE(at::equal(TensorFile(path_).read("w"), at::arange(10)));
@@ -192,10 +177,8 @@ TEST_F(TensorFiles, SurviveAFullDiskWhileTheNextIsWritten) {
 TEST_F(TensorFiles, ThatAreMissingOrNoFilesAreRefused) {
   EXPECT_THAT(testing_support::error_of([&] { TensorFile file(path_); }),
               AllOf(HasSubstr(path_), HasSubstr("No such file")));
-  EXPECT_THAT(testing_support::error_of([&] { TensorFile file(folder_.path()); }),
-              HasSubstr("not a regular file"));
-  write_tensor_file(path_,
-                    std::vector<NamedTensor>{{"one", at::ones({1})}, {"two", at::ones({1})}});
+  EXPECT_THAT(testing_support::error_of([&] { TensorFile file(folder_.path()); }), HasSubstr("not a regular file"));
+  write_tensor_file(path_, std::vector<NamedTensor>{{"one", at::ones({1})}, {"two", at::ones({1})}});
   EXPECT_THAT(testing_support::error_of([&] { TensorFile(path_).read("three"); }),
               AllOf(HasSubstr("'three'"), HasSubstr("2: one, two")));
 }
@@ -203,10 +186,8 @@ TEST_F(TensorFiles, ThatAreMissingOrNoFilesAreRefused) {
 // Without checksums each rule must hold by itself.
 TEST_F(TensorFiles, WithAWrongHeaderAreRefusedInWords) {
   const std::string sixteen(16, '\1');
-  const auto entry = [](const std::string& shape, const std::string& offsets,
-                        const std::string& dtype = "F32") {
-    return R"({"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets +
-           "}";
+  const auto entry = [](const std::string& shape, const std::string& offsets, const std::string& dtype = "F32") {
+    return R"({"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}";
   };
   const std::vector<std::pair<std::string, std::string>> cases{
       {"[1]", "not a JSON object"},
@@ -222,8 +203,7 @@ TEST_F(TensorFiles, WithAWrongHeaderAreRefusedInWords) {
       {"{\"a\":" + entry("[18446744073709551615]", "[0,16]") + "}", "shape of tensor 'a'"},
       {"{\"a\":" + entry("[4611686018427387904,4]", "[0,16]") + "}", "more than 2^63 bytes"},
       {"{\"a\":" + entry("[0,4611686018427387904,4]", "[0,0]") + "}", "more than 2^63 bytes"},
-      {"{\"a\":" + entry("[5]", "[0,16]") + "}",
-       "takes 20 bytes, but its data_offsets 0 to 16 hold 16"},
+      {"{\"a\":" + entry("[5]", "[0,16]") + "}", "takes 20 bytes, but its data_offsets 0 to 16 hold 16"},
       {"{\"a\":" + entry("[4]", "[16,0]") + "}", "not two ascending numbers"},
       {"{\"a\":" + entry("[4]", "[0,16,32]") + "}", "not two ascending numbers"},
       {"{\"a\":" + entry("[5]", "[0,20]") + "}", "ends at byte 20 of the data, but there are 16"},
@@ -232,12 +212,9 @@ TEST_F(TensorFiles, WithAWrongHeaderAreRefusedInWords) {
        "'b' begins at byte 4 of the data, inside"},
       {"{\"a\":" + entry("[1]", "[0,4]") + ",\"b\":" + entry("[2]", "[8,16]") + "}",
        "bytes 4 to 8 of the data, before tensor 'b'"},
-      {"{\"a\":" + entry("[2]", "[0,8]") + ",\"a\":" + entry("[2]", "[8,16]") + "}",
-       "key 'a' twice"},
-      {"{\"__metadata__\":[],\"a\":" + entry("[4]", "[0,16]") + "}",
-       "'__metadata__' is not a JSON object"},
-      {"{\"__metadata__\":{\"k\":1},\"a\":" + entry("[4]", "[0,16]") + "}",
-       "metadata 'k' is not a string"},
+      {"{\"a\":" + entry("[2]", "[0,8]") + ",\"a\":" + entry("[2]", "[8,16]") + "}", "key 'a' twice"},
+      {"{\"__metadata__\":[],\"a\":" + entry("[4]", "[0,16]") + "}", "'__metadata__' is not a JSON object"},
+      {"{\"__metadata__\":{\"k\":1},\"a\":" + entry("[4]", "[0,16]") + "}", "metadata 'k' is not a string"},
   };
   for (const auto& [header, message] : cases) {
     write_raw(path_, header, sixteen);
@@ -254,8 +231,7 @@ TEST_F(TensorFiles, WithAWrongHeaderAreRefusedInWords) {
 }
 
 TEST_F(TensorFiles, WithAnAbsurdHeaderLengthAreRefusedBeforeAnythingIsAllocated) {
-  for (const std::uint64_t length :
-       {std::uint64_t{100'000'001}, std::uint64_t{1} << 62, ~std::uint64_t{0}}) {
+  for (const std::uint64_t length : {std::uint64_t{100'000'001}, std::uint64_t{1} << 62, ~std::uint64_t{0}}) {
     testing_support::write_text(path_, std::string(reinterpret_cast<const char*>(&length), 8) + "{}");
     EXPECT_THAT(testing_support::error_of([&] { TensorFile file(path_); }),
                 AllOf(HasSubstr(std::to_string(length)), HasSubstr("at most 100000000")));
@@ -316,8 +292,7 @@ TEST_F(DamagedTensorFiles, AreRefusedAfterRandomDamage) {
     std::string bad = good_;
     const std::size_t first = random() % bad.size();
     const std::size_t size = 1 + random() % 40;
-    for (std::size_t i = first; i < std::min(first + size, bad.size()); ++i)
-      bad[i] = static_cast<char>(random());
+    for (std::size_t i = first; i < std::min(first + size, bad.size()); ++i) bad[i] = static_cast<char>(random());
     if (bad == good_) continue;
     EXPECT_THAT(complaint(bad), HasSubstr(path_)) << "round " << round;
   }
@@ -331,8 +306,7 @@ TEST_F(DamagedTensorFiles, SayWhichTensorAndWhichBytes) {
   const TensorFile file(path_);
   EXPECT_THAT(
       testing_support::error_of([&] { file.read_elems("bias", 0, 1); }),
-      AllOf(HasSubstr(fmt::format("'bias' (bytes {} to {} of the file)", first, first + 40)),
-            HasSubstr("CRC-64")));
+      AllOf(HasSubstr(fmt::format("'bias' (bytes {} to {} of the file)", first, first + 40)), HasSubstr("CRC-64")));
   EXPECT_THAT(testing_support::error_of([&] { file.read("bias"); }), HasSubstr("'bias'"));
   EXPECT_TRUE(file.read("mask")[0].item<bool>());  // unharmed
 }
@@ -346,13 +320,11 @@ TEST_F(DamagedTensorFiles, OfOtherProgramsNeverCrashTheReader) {
   int refused = 0;
   for (int round = 0; round < 1000; ++round) {
     std::string bad = foreign;
-    for (std::size_t i = 0; i <= random() % 3; ++i)
-      bad[random() % bad.size()] = static_cast<char>(random());
+    for (std::size_t i = 0; i <= random() % 3; ++i) bad[random() % bad.size()] = static_cast<char>(random());
     testing_support::write_text(path_, bad);
     try {
       const TensorFile file(path_, Checksums::if_present);
-      for (const TensorInfo& info : file.tensors())
-        EXPECT_EQ(file.read(info.name).numel(), info.num_elems);
+      for (const TensorInfo& info : file.tensors()) EXPECT_EQ(file.read(info.name).numel(), info.num_elems);
     } catch (const ConfigError&) {
       ++refused;
     }

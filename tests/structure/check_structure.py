@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fails on what the project's shape does not allow: an include against the order of the layers, LibTorch in
 torch-free folders, torch/torch.h in a header, a public header that needs a private one, a source without its
-SPDX line or with other characters than ASCII.
+SPDX line or with other characters than ASCII, a promise whose test does not exist.
 
 usage: check_structure.py REPOSITORY
        check_structure.py --self-test REPOSITORY    (every rule finds its violation, made in a copy)
@@ -27,7 +27,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
 STANDARD = re.compile(r"[a-z0-9_]+$|(sys/)?[a-z0-9_]+\.h$")  # <vector>, <unistd.h>, <sys/wait.h>
 SOURCES = {".hpp", ".cpp", ".py", ".cmake", ".txt"}
-FOLDERS = ["espalier", "apps", "python", "tests", "bench", "examples", "cmake", "scripts"]
+FOLDERS = ["espalier", "apps", "python", "tests", "bench", "examples", "cmake", "scripts"]  # of sources
 
 
 def includes(path):
@@ -74,7 +74,22 @@ def public_headers(root):
             yield from (str((listing.parent / name).relative_to(root)) for name in names)
 
 
+def check_promises(root):
+    """Every `Suite.Test` in docs/promises.md is one of GoogleTest's or ctest's."""
+    text = "\n".join(
+        path.read_text(encoding="utf-8")
+        for path in sorted((root / "tests").rglob("*"))
+        if path.suffix in (".cpp", ".hpp", ".py") or path.name == "CMakeLists.txt"
+    )
+    there = {".".join(names) for names in re.findall(r"\bTEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)\s*\)", text)}
+    there |= set(re.findall(r"\b[A-Z]\w+\.[A-Z]\w+\b", text))
+    for name in re.findall(r"`([A-Z]\w+\.[A-Z]\w+)`", (root / "docs/promises.md").read_text(encoding="utf-8")):
+        if name not in there:
+            yield f"docs/promises.md: names the test {name}, which does not exist"
+
+
 def check(root):
+    yield from check_promises(root)
     public = set(public_headers(root))
     for path in sorted((root / "espalier").rglob("*.?pp")):
         name = str(path.relative_to(root))
@@ -120,13 +135,14 @@ VIOLATIONS = [
     ("espalier/utils/made_up.hpp", "int x;", "espalier/utils is not a layer"),
     ("espalier/base/log.cpp", "// caf\u00e9", "is not ASCII"),
     ("espalier/base/log.cpp", None, "the SPDX line is missing"),
+    ("docs/promises.md", "| It is kept. | `Made" + ".UpByNobody` |", "which does not exist"),
 ]
 
 
 def self_test(root):
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
-        for part in FOLDERS:
+        for part in [*FOLDERS, "docs"]:
             shutil.copytree(root / part, copy / part)
         for name, line, complaint in VIOLATIONS:
             path = copy / name

@@ -12,8 +12,8 @@
 
 namespace espalier::testing_support {
 
-// What this process holds: the targets of its descriptors and its mappings of a world's shared memory. (The memory has no
-// name, so it ends with the last mapping.)
+// What this process holds: the targets of its descriptors and its mappings of a world's shared memory. (The memory has
+// no name, so it ends with the last mapping.)
 inline std::multiset<std::string> own_resources() {
   std::multiset<std::string> held;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {

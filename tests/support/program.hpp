@@ -31,8 +31,7 @@ inline double seconds_since(TestClock::time_point start) {
 }
 
 // Whether `condition` became true within `limit`.
-inline bool eventually(const std::function<bool()>& condition,
-                       milliseconds limit = milliseconds(5000)) {
+inline bool eventually(const std::function<bool()>& condition, milliseconds limit = milliseconds(5000)) {
   const auto start = TestClock::now();
   while (!condition()) {
     if (TestClock::now() - start > limit) return false;
@@ -58,8 +57,7 @@ inline int count_processes(const std::string& marker) {
 class Program {
  public:
   // `settings` are added to this process's environment; an empty value removes the variable.
-  explicit Program(std::vector<std::string> words,
-                   const std::map<std::string, std::string>& settings = {},
+  explicit Program(std::vector<std::string> words, const std::map<std::string, std::string>& settings = {},
                    const std::string& input = "")
       : input_(memory(input)), output_(memory("")), error_(memory("")) {
     std::map<std::string, std::string> variables;
@@ -77,8 +75,8 @@ class Program {
     posix_spawn_file_actions_adddup2(&actions, input_, 0);
     posix_spawn_file_actions_adddup2(&actions, output_, 1);
     posix_spawn_file_actions_adddup2(&actions, error_, 2);
-    const int trouble = posix_spawnp(&pid_, words.front().c_str(), &actions, nullptr,
-                                     pointers(words).data(), pointers(lines).data());
+    const int trouble =
+        posix_spawnp(&pid_, words.front().c_str(), &actions, nullptr, pointers(words).data(), pointers(lines).data());
     posix_spawn_file_actions_destroy(&actions);
     if (trouble != 0) throw std::runtime_error("cannot start " + words.front());
   }
@@ -101,8 +99,7 @@ class Program {
   // beyond `limit`.
   int wait(milliseconds limit = milliseconds(20000)) {
     if (!eventually([&] { return !running(); }, limit))
-      throw std::runtime_error("the program did not end in time; so far it said: " + output() +
-                               error());
+      throw std::runtime_error("the program did not end in time; so far it said: " + output() + error());
     return WIFSIGNALED(status_) ? 128 + WTERMSIG(status_) : WEXITSTATUS(status_);
   }
 
@@ -115,8 +112,7 @@ class Program {
   }
   static int memory(const std::string& content) {
     const int descriptor = memfd_create("test", MFD_CLOEXEC);
-    if (write(descriptor, content.data(), content.size()) < 0)
-      throw std::runtime_error("no memory file");
+    if (write(descriptor, content.data(), content.size()) < 0) throw std::runtime_error("no memory file");
     lseek(descriptor, 0, SEEK_SET);
     return descriptor;
   }

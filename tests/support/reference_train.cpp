@@ -26,8 +26,7 @@ double accumulate_gradients(const NamedTensors& parameters, const ReferenceForwa
 double global_norm(const NamedTensors& parameters) {
   double sum = 0.0;
   for (const auto& [name, parameter] : parameters) {
-    if (parameter.grad().defined())
-      sum += parameter.grad().to(at::kDouble).square().sum().item<double>();
+    if (parameter.grad().defined()) sum += parameter.grad().to(at::kDouble).square().sum().item<double>();
   }
   return std::sqrt(sum);
 }
@@ -69,18 +68,16 @@ class AdamW {
 
 ReferenceForward in_sequence(std::vector<std::function<Tensors(const Tensors&)>> layers,
                              std::function<at::Tensor(const Tensors&, const Tensors&)> loss) {
-  return
-      [layers = std::move(layers), loss = std::move(loss)](const ReferenceMicroBatch& micro_batch) {
-        Tensors tensors = micro_batch.inputs;
-        for (const auto& layer : layers) tensors = layer(tensors);
-        return loss(tensors, micro_batch.targets);
-      };
+  return [layers = std::move(layers), loss = std::move(loss)](const ReferenceMicroBatch& micro_batch) {
+    Tensors tensors = micro_batch.inputs;
+    for (const auto& layer : layers) tensors = layer(tensors);
+    return loss(tensors, micro_batch.targets);
+  };
 }
 
-ReferenceResult reference_train(
-    const NamedTensors& parameters, const ReferenceForward& forward,
-    const std::function<std::vector<ReferenceMicroBatch>(std::int64_t)>& micro_batches,
-    std::int64_t num_steps, const ReferenceOptions& options) {
+ReferenceResult reference_train(const NamedTensors& parameters, const ReferenceForward& forward,
+                                const std::function<std::vector<ReferenceMicroBatch>(std::int64_t)>& micro_batches,
+                                std::int64_t num_steps, const ReferenceOptions& options) {
   ReferenceResult result;
   AdamW optimizer(options);
   for (std::int64_t step = 0; step < num_steps; ++step) {
@@ -90,15 +87,12 @@ ReferenceResult reference_train(
     at::NoGradGuard no_grad;
     for (const auto& [name, parameter] : parameters) {
       const at::Tensor& grad = parameter.grad();
-      if (step == 0)
-        result.first_gradients[name] = grad.defined() ? grad.clone() : at::zeros_like(parameter);
-      if (options.max_norm > 0.0 && grad.defined())
-        grad.mul_(std::min(1.0, options.max_norm / (norm + 1e-6)));
+      if (step == 0) result.first_gradients[name] = grad.defined() ? grad.clone() : at::zeros_like(parameter);
+      if (options.max_norm > 0.0 && grad.defined()) grad.mul_(std::min(1.0, options.max_norm / (norm + 1e-6)));
     }
     optimizer.step(parameters, options.lr(step));
   }
-  for (const auto& [name, parameter] : parameters)
-    result.final_weights[name] = parameter.detach().clone();
+  for (const auto& [name, parameter] : parameters) result.final_weights[name] = parameter.detach().clone();
   return result;
 }
 

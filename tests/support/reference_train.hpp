@@ -25,9 +25,8 @@ struct ReferenceMicroBatch {
 using ReferenceForward = std::function<at::Tensor(const ReferenceMicroBatch&)>;
 
 // Runs `layers` one after another and hands what comes out, with the targets, to `loss`.
-ReferenceForward in_sequence(
-    std::vector<std::function<Tensors(const Tensors&)>> layers,
-    std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)> loss);
+ReferenceForward in_sequence(std::vector<std::function<Tensors(const Tensors&)>> layers,
+                             std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)> loss);
 
 // AdamW (Loshchilov and Hutter 2019) in the order of operations of torch::optim::AdamW.
 struct ReferenceOptions {
@@ -40,19 +39,17 @@ struct ReferenceOptions {
 };
 
 struct ReferenceResult {
-  std::vector<double> losses;  // of each step: mean of the micro-batches' losses, before its update
-  std::vector<double> norms;   // of each step: 2-norm of all gradients together, before clipping
-  NamedTensors
-      first_gradients;  // of step 0, before clipping; zeros where nothing reached a parameter
+  std::vector<double> losses;    // of each step: mean of the micro-batches' losses, before its update
+  std::vector<double> norms;     // of each step: 2-norm of all gradients together, before clipping
+  NamedTensors first_gradients;  // of step 0, before clipping; zeros where nothing reached a parameter
   NamedTensors final_weights;
 };
 
 // Trains `parameters` (leaves that require grad, each distinct one under one name) in place.
 // `micro_batches(step)` are all micro-batches of the step, of all data ranks, in order; the step's
 // gradient is the mean of theirs.
-ReferenceResult reference_train(
-    const NamedTensors& parameters, const ReferenceForward& forward,
-    const std::function<std::vector<ReferenceMicroBatch>(std::int64_t step)>& micro_batches,
-    std::int64_t num_steps, const ReferenceOptions& options);
+ReferenceResult reference_train(const NamedTensors& parameters, const ReferenceForward& forward,
+                                const std::function<std::vector<ReferenceMicroBatch>(std::int64_t step)>& micro_batches,
+                                std::int64_t num_steps, const ReferenceOptions& options);
 
 }  // namespace espalier::testing_support

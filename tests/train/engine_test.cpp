@@ -50,7 +50,8 @@ struct Training {
 };
 
 // Trains on ranks as threads; `around` is called on every rank before each step, and after the last with step == steps.
-Weights train(const Training& run, std::int64_t steps, const std::function<void(Engine&, World&, std::int64_t step)>& around = {}) {
+Weights train(const Training& run, std::int64_t steps,
+              const std::function<void(Engine&, World&, std::int64_t step)>& around = {}) {
   Weights weights;
   std::mutex mutex;
   run_ranks(run.layout.pipe * run.layout.data, [&](World& world) {
@@ -68,7 +69,8 @@ Weights train(const Training& run, std::int64_t steps, const std::function<void(
     if (around) around(engine, world, steps);
     if (mesh.coordinate("data") != 0) return;  // running means differ between data ranks; those of the first are saved
     const std::lock_guard lock(mutex);
-    for (const Parameter& parameter : module.parameters()) weights[parameter.name] = parameter.tensor().detach().clone();
+    for (const Parameter& parameter : module.parameters())
+      weights[parameter.name] = parameter.tensor().detach().clone();
     for (const Parameter& buffer : module.buffers()) weights[buffer.name] = buffer.tensor().clone();
   });
   return weights;
@@ -93,7 +95,8 @@ TEST(Engine, IsNotChangedByEvaluationBetweenSteps) {
 
 TEST(Engine, CountsEveryParameterOnce) {
   for (const LayoutSpec& layout : {LayoutSpec{}, LayoutSpec{.pipe = 2, .data = 2}, LayoutSpec{.pipe = 5}}) {
-    train({.layout = layout}, 1, [](Engine& engine, World&, std::int64_t) { EXPECT_EQ(engine.num_parameters(), 7 * 4 + 4 * 4 + 4 + 2 * 4); });
+    train({.layout = layout}, 1,
+          [](Engine& engine, World&, std::int64_t) { EXPECT_EQ(engine.num_parameters(), 7 * 4 + 4 * 4 + 4 + 2 * 4); });
   }
 }
 
@@ -101,14 +104,18 @@ TEST(Engine, SkipsAStepWhoseGradientsAreNotFinite) {
   run_ranks(2, [](World& world) {
     const Mesh mesh(world, {.data = 2});
     const PipelineModule module(mesh, {layer<nn::Linear>(2, 1)});
-    Engine engine(mesh, module, adamw(), {.loss = [](const Tensors& outputs, const Tensors& targets) { return (outputs[0] * targets[0]).sum(); }});
+    Engine engine(mesh, module, adamw(), {.loss = [](const Tensors& outputs, const Tensors& targets) {
+                    return (outputs[0] * targets[0]).sum();
+                  }});
     const Tensor before = module.parameters()[0].tensor().detach().clone();
     const double factor = world.rank() == 0 ? INFINITY : 1.0;
-    const StepResult result = engine.train_batch([&](std::int64_t) { return MicroBatch{{at::ones({1, 2})}, {at::full({1}, factor)}}; });
+    const StepResult result =
+        engine.train_batch([&](std::int64_t) { return MicroBatch{{at::ones({1, 2})}, {at::full({1}, factor)}}; });
     EXPECT_TRUE(result.skipped);
     EXPECT_TRUE(at::equal(before, module.parameters()[0].tensor()));
     EXPECT_EQ(engine.step(), 1);
-    EXPECT_FALSE(engine.train_batch([](std::int64_t) { return MicroBatch{{at::ones({1, 2})}, {at::ones({1})}}; }).skipped);
+    EXPECT_FALSE(
+        engine.train_batch([](std::int64_t) { return MicroBatch{{at::ones({1, 2})}, {at::ones({1})}}; }).skipped);
     EXPECT_FALSE(at::equal(before, module.parameters()[0].tensor()));
   });
 }
@@ -136,7 +143,9 @@ TEST(Engine, ResumesBitForBitWithEveryOptimizer) {
       if (step == 3) engine.save(folder.path());
     });
     expect_equal(whole, train(run, 6, [&](Engine& engine, World&, std::int64_t step) {
-                   if (step == 0) { EXPECT_TRUE(engine.resume(folder.path())); }
+                   if (step == 0) {
+                     EXPECT_TRUE(engine.resume(folder.path()));
+                   }
                    EXPECT_GE(engine.step(), 3);
                  }));
   }
@@ -150,7 +159,9 @@ TEST(Engine, ResumesInAnotherLayoutWithTheSameTensors) {
   const Weights saved = train({.layout = {.pipe = 2, .data = 2}}, 3, save);
   for (const LayoutSpec& layout : {LayoutSpec{}, LayoutSpec{.pipe = 3}, LayoutSpec{.data = 2}}) {
     expect_equal(saved, train({.layout = layout}, 3, [&](Engine& engine, World&, std::int64_t step) {
-                   if (step == 0) { EXPECT_TRUE(engine.resume(folder.path())); }
+                   if (step == 0) {
+                     EXPECT_TRUE(engine.resume(folder.path()));
+                   }
                  }));
   }
 }
@@ -200,10 +211,14 @@ TEST(Engine, RefusesACheckpointOfAnotherModelOrFormat) {
   const testing_support::TemporaryFolder folder;
   with_matrix(2, 3, [&](Engine& engine) { engine.save(folder.path()); });
   const auto refusal = [&](std::int64_t rows, std::int64_t columns) {
-    return testing_support::error_of([&] { with_matrix(rows, columns, [&](Engine& engine) { engine.resume(folder.path()); }); });
+    return testing_support::error_of(
+        [&] { with_matrix(rows, columns, [&](Engine& engine) { engine.resume(folder.path()); }); });
   };
-  EXPECT_THAT(refusal(2, 4), ::testing::HasSubstr("has 6 parameters, this one 8; resume with the model it was saved from"));
-  EXPECT_THAT(refusal(3, 2), ::testing::HasSubstr("is Float [2,3], but the model's is Float [3,2]; resume with the model it was saved from"));
+  EXPECT_THAT(refusal(2, 4),
+              ::testing::HasSubstr("has 6 parameters, this one 8; resume with the model it was saved from"));
+  EXPECT_THAT(
+      refusal(3, 2),
+      ::testing::HasSubstr("is Float [2,3], but the model's is Float [3,2]; resume with the model it was saved from"));
   EXPECT_EQ(refusal(2, 3), "no error");
 
   const std::string path = folder.file("step-00000000/manifest.json"), manifest = testing_support::read_text(path);
@@ -211,9 +226,12 @@ TEST(Engine, RefusesACheckpointOfAnotherModelOrFormat) {
     testing_support::write_text(path, std::string(manifest).replace(manifest.find(saved), saved.size(), damaged));
     return refusal(2, 3);
   };
-  EXPECT_THAT(refusal_with("\"version\": 1", "\"version\": 2"), ::testing::HasSubstr("has format version 2; this program reads 1"));
-  EXPECT_THAT(refusal_with("espalier checkpoint", "shopping list"), ::testing::HasSubstr("is not the manifest of an espalier checkpoint"));
-  EXPECT_THAT(refusal_with("\"step\": 0", "\"step\": 7"), ::testing::HasSubstr("is damaged: it says step 7 of 0 optimizer steps"));
+  EXPECT_THAT(refusal_with("\"version\": 1", "\"version\": 2"),
+              ::testing::HasSubstr("has format version 2; this program reads 1"));
+  EXPECT_THAT(refusal_with("espalier checkpoint", "shopping list"),
+              ::testing::HasSubstr("is not the manifest of an espalier checkpoint"));
+  EXPECT_THAT(refusal_with("\"step\": 0", "\"step\": 7"),
+              ::testing::HasSubstr("is damaged: it says step 7 of 0 optimizer steps"));
 }
 
 TEST(Engine, RefusesAScheduleThatDoesNotTrain) {

@@ -36,7 +36,8 @@ GptOptions model_options(const GptRun& run) {
 std::vector<LayerSpec> layers_of(const GptRun& run) {
   std::vector<LayerSpec> layers = gpt_layers(model_options(run));
   for (std::int64_t use = 0; use < run.inner_tied_uses; ++use) {
-    layers.insert(layers.begin() + 3 + 2 * use, tied_use<torch::nn::Embedding>("wte", [](torch::nn::EmbeddingImpl& wte, const at::Tensor& x_bsd) {
+    layers.insert(layers.begin() + 3 + 2 * use,
+                  tied_use<torch::nn::Embedding>("wte", [](torch::nn::EmbeddingImpl& wte, const at::Tensor& x_bsd) {
                     return x_bsd + x_bsd.matmul(wte.weight.t()).matmul(wte.weight);
                   }));
   }
@@ -91,9 +92,9 @@ ReferenceResult read_result(const std::string& path) {
 }  // namespace
 
 std::string GptRun::name() const {
-  return fmt::format("pipe={} data={} tensor={} {} micro-batches={} recompute={} inner tied uses={} p2p={}{}", layout.pipe, layout.data,
-                     layout.tensor, schedule, micro_batches, recompute_every, inner_tied_uses, to_string(point_to_point),
-                     partition_activations ? " in parts" : "");
+  return fmt::format("pipe={} data={} tensor={} {} micro-batches={} recompute={} inner tied uses={} p2p={}{}",
+                     layout.pipe, layout.data, layout.tensor, schedule, micro_batches, recompute_every, inner_tied_uses,
+                     to_string(point_to_point), partition_activations ? " in parts" : "");
 }
 
 ReferenceResult train_serially(const GptRun& run) {
@@ -113,7 +114,8 @@ ReferenceResult train_serially(const GptRun& run) {
   }
   std::vector<std::function<Tensors(const Tensors&)>> layers;
   for (std::size_t i = 0; i < specs.size(); ++i) {
-    layers.push_back([forward = specs[i].forward, module = modules[i]](const Tensors& at) { return forward(*module, at); });
+    layers.push_back(
+        [forward = specs[i].forward, module = modules[i]](const Tensors& at) { return forward(*module, at); });
   }
   const auto micro_batches = [&](std::int64_t step) {
     std::vector<ReferenceMicroBatch> all;
@@ -156,7 +158,8 @@ ReferenceResult train_rank(World& world, const GptRun& run) {
     }
   }
   module.verify_tied();
-  for (const Parameter& parameter : module.parameters()) result.final_weights[parameter.name] = parameter.tensor().detach().clone();
+  for (const Parameter& parameter : module.parameters())
+    result.final_weights[parameter.name] = parameter.tensor().detach().clone();
   return result;
 }
 
@@ -178,20 +181,22 @@ ReferenceResult train_in_threads(const GptRun& run, const Runner& runner) {
 ReferenceResult train_in_processes(const GptRun& run, const std::string& backend) {
   const TemporaryFolder folder;
   const std::int64_t num_ranks = run.layout.pipe * run.layout.data;
-  testing_support::Program program({ESPALIER_TEST_BIN "/espalier", "run", "-n", std::to_string(num_ranks), "--",
-                                    ESPALIER_TEST_BIN "/gpt_rank", folder.path(),
-                                    fmt::format("pipe={},data={}", run.layout.pipe, run.layout.data), run.schedule,
-                                    std::to_string(run.micro_batches), std::to_string(run.recompute_every),
-                                    std::to_string(run.steps), run.dtype == at::kFloat ? "fp32" : "fp64"},
-                                   {{"ESPALIER_BACKEND", backend}});
+  testing_support::Program program(
+      {ESPALIER_TEST_BIN "/espalier", "run", "-n", std::to_string(num_ranks), "--", ESPALIER_TEST_BIN "/gpt_rank",
+       folder.path(), fmt::format("pipe={},data={}", run.layout.pipe, run.layout.data), run.schedule,
+       std::to_string(run.micro_batches), std::to_string(run.recompute_every), std::to_string(run.steps),
+       run.dtype == at::kFloat ? "fp32" : "fp64"},
+      {{"ESPALIER_BACKEND", backend}});
   if (program.wait(std::chrono::seconds(120)) != 0) throw std::runtime_error(program.output() + program.error());
   ReferenceResult merged;
-  for (std::int64_t rank = 0; rank < num_ranks; ++rank) merge(merged, read_result(folder.file("rank-" + std::to_string(rank))));
+  for (std::int64_t rank = 0; rank < num_ranks; ++rank)
+    merge(merged, read_result(folder.file("rank-" + std::to_string(rank))));
   return merged;
 }
 
 void write_result(const ReferenceResult& result, const std::string& path) {
-  std::vector<NamedTensor> tensors{{"losses", at::tensor(result.losses, at::kDouble)}, {"norms", at::tensor(result.norms, at::kDouble)}};
+  std::vector<NamedTensor> tensors{{"losses", at::tensor(result.losses, at::kDouble)},
+                                   {"norms", at::tensor(result.norms, at::kDouble)}};
   for (const auto& [name, tensor] : result.first_gradients) tensors.push_back({"gradient:" + name, tensor});
   for (const auto& [name, tensor] : result.final_weights) tensors.push_back({"weight:" + name, tensor});
   write_tensor_file(path, tensors);
@@ -204,10 +209,12 @@ Difference largest_difference(const ReferenceResult& a, const ReferenceResult& b
   };
   const auto scalars = [&](const std::vector<double>& x, const std::vector<double>& y, const std::string& what) {
     if (x.size() != y.size()) throw std::runtime_error("different numbers of steps");
-    for (std::size_t i = 0; i < x.size(); ++i) note(std::abs(x[i] - y[i]) / std::abs(x[i]), fmt::format("{} of step {}", what, i));
+    for (std::size_t i = 0; i < x.size(); ++i)
+      note(std::abs(x[i] - y[i]) / std::abs(x[i]), fmt::format("{} of step {}", what, i));
   };
   const auto tensors = [&](const NamedTensors& x, const NamedTensors& y, const std::string& what) {
-    if (x.size() != y.size()) throw std::runtime_error(fmt::format("{}: {} against {} parameters", what, x.size(), y.size()));
+    if (x.size() != y.size())
+      throw std::runtime_error(fmt::format("{}: {} against {} parameters", what, x.size(), y.size()));
     double largest = 0.0;
     for (const auto& [name, tensor] : x) largest = std::max(largest, tensor.abs().max().item<double>());
     for (const auto& [name, tensor] : x) {

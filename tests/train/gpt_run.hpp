@@ -27,7 +27,8 @@ struct GptRun {
   std::int64_t global_micro_batches = 1;  // of a batch, over all data ranks: data * micro_batches
   at::ScalarType dtype = at::kDouble;
   double max_grad_norm = 0.5;
-  std::int64_t inner_tied_uses = 0;  // layers between the blocks that use the embedding too: one after each of so many blocks
+  std::int64_t inner_tied_uses =
+      0;  // layers between the blocks that use the embedding too: one after each of so many blocks
   PointToPoint point_to_point = PointToPoint::automatic;
   bool partition_activations = false;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// 1-bit Adam in the engine against a simulation of all its data ranks in one process, which is written from the algorithm and
-// shares no code with the library; and its state through checkpoints.
+// 1-bit Adam in the engine against a simulation of all its data ranks in one process, which is written from the
+// algorithm and shares no code with the library; and its state through checkpoints.
 #include "espalier/train/optimizers/onebit_adam.hpp"
 
 #include <ATen/Functions.h>
@@ -20,8 +20,8 @@
 #include "espalier/sharding/tensor_file.hpp"
 #include "espalier/train/engine.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/temporary_folder.hpp"
 #include "tests/support/expect.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace espalier {
 namespace {
@@ -40,12 +40,15 @@ constexpr std::int64_t kMicroBatches = 2;
 constexpr double kTolerance = 1e-10;  // sums in another order, amplified by the steps
 
 std::vector<LayerSpec> model() {
-  return {tied<torch::nn::Embedding>("wte", kVocab, kHidden), layer<torch::nn::Linear>(kHidden, kHidden), layer<torch::nn::Tanh>(),
-          layer<torch::nn::Linear>(kHidden, kHidden),
-          tied_use<torch::nn::Embedding>("wte", [](torch::nn::EmbeddingImpl& e, const Tensor& x) { return x.matmul(e.weight.t()); })};
+  return {tied<torch::nn::Embedding>("wte", kVocab, kHidden), layer<torch::nn::Linear>(kHidden, kHidden),
+          layer<torch::nn::Tanh>(), layer<torch::nn::Linear>(kHidden, kHidden),
+          tied_use<torch::nn::Embedding>(
+              "wte", [](torch::nn::EmbeddingImpl& e, const Tensor& x) { return x.matmul(e.weight.t()); })};
 }
 
-Tensor loss_of(const Tensors& outputs, const Tensors& targets) { return at::cross_entropy_loss(outputs[0], targets[0]); }
+Tensor loss_of(const Tensors& outputs, const Tensors& targets) {
+  return at::cross_entropy_loss(outputs[0], targets[0]);
+}
 
 MicroBatch batch(std::int64_t step, std::int64_t index) {
   const Tensor tokens = (at::arange(6 + index % 2, at::kLong) * (3 + index) + 5 * step) % kVocab;
@@ -83,18 +86,22 @@ std::vector<LayerSpec> model_in(at::ScalarType dtype) {
 // Trains on ranks as threads. `around` is called on every rank before each step and after the last one.
 using Around = std::function<void(Engine&, const Mesh&, const StepResult& last)>;
 void train_ranks(const Case& run, std::int64_t steps, const Around& around) {
-  run_ranks(run.layout.pipe * run.layout.data, [&](World& world) {
-    const Mesh mesh(world, run.layout);
-    const PipelineModule module(mesh, model_in(run.dtype), {.partition = by_layers()});
-    Engine engine(mesh, module, onebit_adam(run.options), {.micro_batches = kMicroBatches, .loss = loss_of, .max_grad_norm = run.max_norm});
-    StepResult last;
-    around(engine, mesh, last);
-    while (engine.step() < steps) {
-      const std::int64_t step = engine.step(), first = mesh.coordinate("data") * kMicroBatches;
-      last = engine.train_batch([&](std::int64_t m) { return batch(step, first + m); });
-      around(engine, mesh, last);
-    }
-  }, run.world);
+  run_ranks(
+      run.layout.pipe * run.layout.data,
+      [&](World& world) {
+        const Mesh mesh(world, run.layout);
+        const PipelineModule module(mesh, model_in(run.dtype), {.partition = by_layers()});
+        Engine engine(mesh, module, onebit_adam(run.options),
+                      {.micro_batches = kMicroBatches, .loss = loss_of, .max_grad_norm = run.max_norm});
+        StepResult last;
+        around(engine, mesh, last);
+        while (engine.step() < steps) {
+          const std::int64_t step = engine.step(), first = mesh.coordinate("data") * kMicroBatches;
+          last = engine.train_batch([&](std::int64_t m) { return batch(step, first + m); });
+          around(engine, mesh, last);
+        }
+      },
+      run.world);
 }
 
 // ---- the simulation ----
@@ -146,7 +153,8 @@ class Simulation {
     const OnebitAdamOptions& o = run_.options;
     std::vector<Named> means(gradients.size());
     for (std::size_t rank = 0; rank < gradients.size(); ++rank) {
-      for (const auto& [name, gradient] : gradients[rank]) means[rank][name] = o.beta1 * mean_[name] + (1 - o.beta1) * clip * gradient;
+      for (const auto& [name, gradient] : gradients[rank])
+        means[rank][name] = o.beta1 * mean_[name] + (1 - o.beta1) * clip * gradient;
     }
     if (frozen) {
       for (Named& mean : means) mask(mean);
@@ -154,10 +162,12 @@ class Simulation {
       mask(mean_);
     } else {
       mean_ = means[0];
-      for (auto& [name, square] : square_) square = o.beta2 * square + (1 - o.beta2) * (clip * gradients[0][name]).square();
+      for (auto& [name, square] : square_)
+        square = o.beta2 * square + (1 - o.beta2) * (clip * gradients[0][name]).square();
     }
     const auto t = static_cast<double>(steps_), t2 = static_cast<double>(std::min(steps_, o.freeze_step));
-    const double correction1 = o.bias_correction ? 1 - std::pow(o.beta1, t) : 1, correction2 = o.bias_correction ? 1 - std::pow(o.beta2, t2) : 1;
+    const double correction1 = o.bias_correction ? 1 - std::pow(o.beta1, t) : 1,
+                 correction2 = o.bias_correction ? 1 - std::pow(o.beta2, t2) : 1;
     for (auto& [name, weight] : weights_) {
       const Tensor deviation = (square_[name] / correction2).sqrt();
       weight = weight * (1 - o.lr * o.weight_decay) - o.lr * (mean_[name] / correction1) / (deviation + o.eps);
@@ -187,7 +197,8 @@ class Simulation {
     for (std::int64_t m = 0; m < kMicroBatches; ++m) {
       const MicroBatch at = batch(steps_, rank * kMicroBatches + m);
       const Tensor& wte = leaves["wte.weight"];
-      const Tensor hidden = at::linear(at::embedding(wte, at.inputs[0]), leaves["layers.1.weight"], leaves["layers.1.bias"]).tanh();
+      const Tensor hidden =
+          at::linear(at::embedding(wte, at.inputs[0]), leaves["layers.1.weight"], leaves["layers.1.bias"]).tanh();
       const Tensor out = at::linear(hidden, leaves["layers.3.weight"], leaves["layers.3.bias"]).matmul(wte.t());
       const Tensor mean = at::cross_entropy_loss(out, at.targets[0]) / static_cast<double>(kMicroBatches);
       mean.backward();
@@ -210,7 +221,8 @@ class Simulation {
       one.worker[rank] = values - signs(values);
       sum += signs(values) / static_cast<double>(data_);
     }
-    for (std::int64_t begin = 0, chunk = (sum.numel() + 8 * data_ - 1) / (8 * data_) * 8; begin < sum.numel() && data_ > 1; begin += chunk) {
+    for (std::int64_t begin = 0, chunk = (sum.numel() + 8 * data_ - 1) / (8 * data_) * 8;
+         begin < sum.numel() && data_ > 1; begin += chunk) {
       const std::int64_t count = std::min(chunk, sum.numel() - begin);
       Tensor part = sum.narrow(0, begin, count), error = one.server.narrow(0, begin, count);
       const Tensor values = part + error;
@@ -234,7 +246,7 @@ class Simulation {
 // What every step of the engine gives, and who shares a scale with whom.
 struct Recorded {
   std::vector<double> losses, norms;
-  std::vector<Named> weights;  // before the first step, then after each
+  std::vector<Named> weights;                              // before the first step, then after each
   std::map<std::int64_t, std::vector<std::string>> names;  // by stage, in order
   std::vector<AveragingCost> costs;                        // of world rank 0
   std::vector<std::int64_t> fp32_bytes;
@@ -251,7 +263,8 @@ Recorded record(const Case& run, std::int64_t steps) {
     for (const Parameter& parameter : engine.module().parameters()) {
       names.push_back(parameter.name);
       const auto [there, added] = result.weights[step].emplace(parameter.name, parameter.tensor().detach().clone());
-      expect(added || at::equal(there->second, parameter.tensor()), "copies of " + parameter.name + " differ after step " + std::to_string(step));
+      expect(added || at::equal(there->second, parameter.tensor()),
+             "copies of " + parameter.name + " differ after step " + std::to_string(step));
     }
     result.names[mesh.coordinate("pipe")] = names;
     if (mesh.world().rank() != 0 || step == 0) return;
@@ -288,7 +301,8 @@ Simulation expect_equals_simulation(const Case& run, std::int64_t steps) {
     EXPECT_NEAR(actual.losses[step], simulation.loss, kTolerance) << "step " << step;
     EXPECT_NEAR(actual.norms[step], simulation.norm, kTolerance) << "step " << step;
     for (const auto& [name, weight] : simulation.weights()) {
-      EXPECT_LE((actual.weights[step + 1].at(name) - weight).abs().max().item<double>(), kTolerance) << name << " after step " << step;
+      EXPECT_LE((actual.weights[step + 1].at(name) - weight).abs().max().item<double>(), kTolerance)
+          << name << " after step " << step;
     }
     if (::testing::Test::HasFailure()) break;
   }
@@ -296,8 +310,9 @@ Simulation expect_equals_simulation(const Case& run, std::int64_t steps) {
 }
 
 TEST(OnebitAdam, EqualsOneProcessStepByStep) {
-  for (const LayoutSpec& layout : {LayoutSpec{}, LayoutSpec{.data = 2}, LayoutSpec{.data = 3}, LayoutSpec{.data = 4}, LayoutSpec{.pipe = 2},
-                                   LayoutSpec{.pipe = 2, .data = 2}, LayoutSpec{.pipe = 2, .data = 3}, LayoutSpec{.pipe = 5, .data = 2}}) {
+  for (const LayoutSpec& layout :
+       {LayoutSpec{}, LayoutSpec{.data = 2}, LayoutSpec{.data = 3}, LayoutSpec{.data = 4}, LayoutSpec{.pipe = 2},
+        LayoutSpec{.pipe = 2, .data = 2}, LayoutSpec{.pipe = 2, .data = 3}, LayoutSpec{.pipe = 5, .data = 2}}) {
     SCOPED_TRACE(::testing::Message() << "pipe " << layout.pipe << " data " << layout.data);
     Case run{.layout = layout};
     expect_equals_simulation(run, 12);
@@ -322,7 +337,9 @@ TEST(OnebitAdam, IsAdamWBitForBitUntilTheFreeze) {
     Engine engine(mesh, module, adamw({.lr = o.lr, .beta2 = o.beta2, .weight_decay = o.weight_decay}),
                   {.micro_batches = kMicroBatches, .loss = loss_of, .max_grad_norm = run.max_norm});
     for (std::size_t step = 0; step <= kFreeze; ++step) {
-      engine.train_batch([&](std::int64_t m) { return batch(static_cast<std::int64_t>(step), mesh.coordinate("data") * kMicroBatches + m); });
+      engine.train_batch([&](std::int64_t m) {
+        return batch(static_cast<std::int64_t>(step), mesh.coordinate("data") * kMicroBatches + m);
+      });
       const std::lock_guard lock(mutex);
       for (const Parameter& parameter : module.parameters()) {
         const bool same = at::equal(parameter.tensor(), ours.weights[step + 1].at(parameter.name));
@@ -337,7 +354,9 @@ TEST(OnebitAdam, HoldsMaskedMomentumAtZeroFromTheFreezeOn) {
   run.options.momentum_mask = mask_one_bias;
   run.options.weight_decay = 0.0;
   const Recorded recorded = record(run, 8);
-  const auto bias = [&](std::size_t step, std::int64_t element) { return recorded.weights[step].at("layers.1.bias")[element].item<double>(); };
+  const auto bias = [&](std::size_t step, std::int64_t element) {
+    return recorded.weights[step].at("layers.1.bias")[element].item<double>();
+  };
   EXPECT_NE(bias(kFreeze, 2), bias(kFreeze - 1, 2));
   EXPECT_EQ(bias(kFreeze, 2), bias(8, 2));
   EXPECT_NE(bias(kFreeze, 3), bias(8, 3));
@@ -346,7 +365,8 @@ TEST(OnebitAdam, HoldsMaskedMomentumAtZeroFromTheFreezeOn) {
 TEST(OnebitAdam, MaskOfTheGptCoversWhatHasNoGradient) {
   run_ranks(1, [](World& world) {
     const Mesh mesh(world, {});
-    const PipelineModule module(mesh, gpt_layers({.vocab = 11, .layers = 2, .hidden = 8, .heads = 2, .context = 6, .dtype = at::kDouble}));
+    const PipelineModule module(
+        mesh, gpt_layers({.vocab = 11, .layers = 2, .hidden = 8, .heads = 2, .context = 6, .dtype = at::kDouble}));
     Engine engine(mesh, module, adamw(), {.loss = next_token_loss});
     engine.train_batch([](std::int64_t) {
       const Tensor tokens = at::arange(12, at::kLong).view({2, 6}) * 5 % 11;
@@ -382,11 +402,14 @@ TEST(OnebitAdam, SkipsAStepThatIsNotFiniteOnOneRankAndKeepsAllItsState) {
       const Mesh mesh(world, {.data = 2});
       const PipelineModule module(mesh, {layer<torch::nn::Linear>(3, 2)});
       Engine engine(mesh, module, onebit_adam({.lr = 0.1, .freeze_step = 2}),
-                    {.loss = [](const Tensors& outputs, const Tensors& targets) { return (outputs[0] * targets[0]).square().mean(); }});
+                    {.loss = [](const Tensors& outputs, const Tensors& targets) {
+                      return (outputs[0] * targets[0]).square().mean();
+                    }});
       for (std::int64_t step = 0, index = 0; index < 6; ++step) {
         const bool is_bad = step == bad;
         const double factor = is_bad && world.rank() == 1 ? INFINITY : static_cast<double>(1 + index + world.rank());
-        const StepResult result = engine.train_batch([&](std::int64_t) { return MicroBatch{{at::ones({1, 3})}, {at::full({1}, factor)}}; });
+        const StepResult result =
+            engine.train_batch([&](std::int64_t) { return MicroBatch{{at::ones({1, 3})}, {at::full({1}, factor)}}; });
         expect(result.skipped == is_bad, "step " + std::to_string(step));
         index += !is_bad;
       }
@@ -406,7 +429,8 @@ void expect_resumes_bit_for_bit(const Case& run, std::int64_t saved) {
   const auto keep_last = [&](Named& weights, std::mutex& mutex, Engine& engine) {
     if (engine.step() != kSteps) return;
     const std::lock_guard lock(mutex);
-    for (const Parameter& parameter : engine.module().parameters()) weights[parameter.name] = parameter.tensor().detach().clone();
+    for (const Parameter& parameter : engine.module().parameters())
+      weights[parameter.name] = parameter.tensor().detach().clone();
   };
   std::mutex mutex;
   Named whole, resumed;
@@ -419,12 +443,14 @@ void expect_resumes_bit_for_bit(const Case& run, std::int64_t saved) {
     keep_last(resumed, mutex, engine);
   });
   ASSERT_EQ(whole.size(), 5U);
-  for (const auto& [name, weight] : whole) EXPECT_TRUE(at::equal(weight, resumed.at(name))) << name << " saved at " << saved;
+  for (const auto& [name, weight] : whole)
+    EXPECT_TRUE(at::equal(weight, resumed.at(name))) << name << " saved at " << saved;
 }
 
 TEST(OnebitAdam, ResumesBitForBitBeforeAtAndAfterTheFreeze) {
   for (const LayoutSpec& layout : {LayoutSpec{.data = 3}, LayoutSpec{.pipe = 2, .data = 2}}) {
-    for (const std::int64_t saved : {kFreeze - 2, kFreeze, kFreeze + 1, kFreeze + 3}) expect_resumes_bit_for_bit({.layout = layout, .dtype = at::kFloat}, saved);
+    for (const std::int64_t saved : {kFreeze - 2, kFreeze, kFreeze + 1, kFreeze + 3})
+      expect_resumes_bit_for_bit({.layout = layout, .dtype = at::kFloat}, saved);
   }
 }
 
@@ -465,7 +491,9 @@ struct SavedErrors {
 SavedErrors read_errors(const std::string& folder, std::int64_t step, std::int64_t replicas) {
   const std::string root = folder + "/step-0000000" + std::to_string(step) + "/";
   const std::vector<std::pair<std::string, std::vector<std::string>>> files{
-      {"wte", {"wte.weight"}}, {"layers.1", {"layers.1.weight", "layers.1.bias"}}, {"layers.3", {"layers.3.weight", "layers.3.bias"}}};
+      {"wte", {"wte.weight"}},
+      {"layers.1", {"layers.1.weight", "layers.1.bias"}},
+      {"layers.3", {"layers.3.weight", "layers.3.bias"}}};
   const auto read = [&](const std::string& suffix, const std::string& state) {
     std::vector<Tensor> flat;
     for (const auto& [file, names] : files) {
@@ -496,13 +524,15 @@ TEST(OnebitAdam, KeepsItsErrorsThroughCheckpointsFrom4To2To4DataRanks) {
   for (const std::int64_t pipe : {1, 2}) {
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
       const testing_support::TemporaryFolder folder;
-      const Case four{.layout = {.pipe = pipe, .data = 4}, .dtype = dtype}, two{.layout = {.pipe = pipe, .data = 2}, .dtype = dtype};
+      const Case four{.layout = {.pipe = pipe, .data = 4}, .dtype = dtype},
+          two{.layout = {.pipe = pipe, .data = 2}, .dtype = dtype};
       train_ranks(four, kStep, [&](Engine& engine, const Mesh&, const StepResult&) {
         if (engine.step() == kStep) engine.save(folder.file("four"));
       });
       move_checkpoint(two, folder.file("four"), folder.file("two"), kStep);
       move_checkpoint(four, folder.file("two"), folder.file("again"), kStep);
-      const SavedErrors first = read_errors(folder.file("four"), kStep, 4), second = read_errors(folder.file("two"), kStep, 2),
+      const SavedErrors first = read_errors(folder.file("four"), kStep, 4),
+                        second = read_errors(folder.file("two"), kStep, 2),
                         third = read_errors(folder.file("again"), kStep, 4);
       EXPECT_FALSE(at::equal(first.worker[0], first.worker[1]));
       EXPECT_GT(first.server.abs().min().item<double>(), 0.0);
@@ -537,10 +567,13 @@ TEST(OnebitAdam, AddsAllErrorsToTheNextUpdateWhereOneReplicaIsLeft) {
   run_ranks(1, [](World& world) {
     Tensor values = at::ones({3}, at::kDouble);
     values.mutable_grad() = at::full({3}, 2.0, at::kDouble);
-    const auto optimizer = onebit_adam({.beta1 = 0.5, .freeze_step = 2})({{.values = values, .parameters = {{"w", {values}, {}}}}}, world.group());
+    const auto optimizer = onebit_adam({.beta1 = 0.5, .freeze_step = 2})(
+        {{.values = values, .parameters = {{"w", {values}, {}}}}}, world.group());
     optimizer->restore(5);
     const auto states = optimizer->state(0);
-    expect(states.size() == 4 && states[2].name == "worker_error" && states[2].of_each_replica && states[3].name == "server_error", "states");
+    expect(states.size() == 4 && states[2].name == "worker_error" && states[2].of_each_replica &&
+               states[3].name == "server_error",
+           "states");
     states[0].tensor.fill_(4.0);
     states[1].tensor.fill_(1.0);
     states[2].tensor.fill_(0.25);
@@ -554,13 +587,16 @@ TEST(OnebitAdam, AddsAllErrorsToTheNextUpdateWhereOneReplicaIsLeft) {
 }
 
 TEST(OnebitAdam, RefusesNumbersThatMakeNoSense) {
-  const auto text = [](const OnebitAdamOptions& options) { return testing_support::error_of([&] { onebit_adam(options); }); };
+  const auto text = [](const OnebitAdamOptions& options) {
+    return testing_support::error_of([&] { onebit_adam(options); });
+  };
   EXPECT_THAT(text({.lr = -1}), HasSubstr("lr is -1"));
   EXPECT_THAT(text({.beta2 = 1}), HasSubstr("0.9 and 1;"));
   EXPECT_THAT(text({.freeze_step = 0}), HasSubstr("freeze_step is 0; expected at least 1"));
   Case run{.layout = {.data = 2}};
   run.options.momentum_mask = [](const Parameter&) { return at::ones({2}); };
-  EXPECT_THAT(testing_support::error_of([&] { record(run, 1); }), HasSubstr("the momentum mask of wte.weight is [2], the parameter [7,6]"));
+  EXPECT_THAT(testing_support::error_of([&] { record(run, 1); }),
+              HasSubstr("the momentum mask of wte.weight is [2], the parameter [7,6]"));
   EXPECT_THAT(testing_support::error_of([] {
                 run_ranks(2, [](World& world) { onebit_adam({.freeze_step = 5 + world.rank()})({}, world.group()); });
               }),

@@ -31,7 +31,9 @@ Json to_json(const at::Tensor& tensor) {
 // One parameter, given to an optimizer.
 struct Stepped {
   Stepped(const Json& in, const OptimizerFactory& factory, const Group& replicas)
-      : values(oracle_tensor(in["param"], dtype_of(in))), lr(oracle_number(in["lr"])), optimizer(factory({{.values = values, .parameters = {{"w", {values}, {}}}}}, replicas)) {}
+      : values(oracle_tensor(in["param"], dtype_of(in))),
+        lr(oracle_number(in["lr"])),
+        optimizer(factory({{.values = values, .parameters = {{"w", {values}, {}}}}}, replicas)) {}
 
   void step(const at::Tensor& gradient) {
     values.mutable_grad() = gradient;
@@ -63,7 +65,8 @@ Json answer_adam(const Json& record) {
     one.step(oracle_tensor(gradient, dtype_of(in)));
     params.push_back(to_json(one.values));
   }
-  return {{"params", params}, {"exp_avg", to_json(one.state("exp_avg"))}, {"exp_avg_sq", to_json(one.state("exp_avg_sq"))}};
+  return {
+      {"params", params}, {"exp_avg", to_json(one.state("exp_avg"))}, {"exp_avg_sq", to_json(one.state("exp_avg_sq"))}};
 }
 
 // DeepSpeed's first step only makes room for errors, and counts.
@@ -114,7 +117,9 @@ Json expected_onebit(const Json& record) {
   out.erase("padded");
   if (!out.contains("worker_error_last")) return out;
   const std::size_t length = record["in"]["param"].size();
-  const auto cut = [&](Json list) { return Json(std::vector<Json>(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(length))); };
+  const auto cut = [&](Json list) {
+    return Json(std::vector<Json>(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(length)));
+  };
   for (const Json& worker : out["worker_error_last"]) out["worker"].push_back(cut(worker));
   Json server = Json::array();
   for (const Json& chunk : out["server_error_last"]) server.insert(server.end(), chunk.begin(), chunk.end());
@@ -132,7 +137,9 @@ TEST(OptimizerOracle, HoldsForAdamAdamWAndOnebitAdam) {
   int passed = 0, unknown = 0;
   for (const Json& record : data["records"]) {
     oracle::Checkers all = checkers;
-    all["onebit_adam"] = {.answer = answer_onebit, .expected = expected_onebit, .tolerance = record["in"].value("dtype", "") == "float32" ? 1e-4 : 0};
+    all["onebit_adam"] = {.answer = answer_onebit,
+                          .expected = expected_onebit,
+                          .tolerance = record["in"].value("dtype", "") == "float32" ? 1e-4 : 0};
     const oracle::Outcome outcome = oracle::check_record(record, all);
     passed += outcome.verdict == oracle::Verdict::passed;
     unknown += outcome.verdict == oracle::Verdict::unknown;

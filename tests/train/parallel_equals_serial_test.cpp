@@ -68,7 +68,8 @@ TEST(ParallelEqualsSerial, InEveryLayoutOfDataAndPipeInFloat64) {
   fmt::print("{} layouts, worst {:.2e} at {} ({})\n", runs.size(), worst.relative, worst_run, worst.where);
 }
 
-// Over ten steps float32 weights drift apart by rounding alone, so losses, norm and gradients of the first step are compared.
+// Over ten steps float32 weights drift apart by rounding alone, so losses, norm and gradients of the first step are
+// compared.
 TEST(ParallelEqualsSerial, AtTheFirstStepInFloat32) {
   SerialRuns serial;
   Difference worst;
@@ -93,15 +94,19 @@ TEST(ParallelEqualsSerial, AtTheFirstStepInFloat32) {
 }
 
 TEST(ParallelEqualsSerial, BitForBitWhenRunTwice) {
-  const GptRun run{.layout = {.pipe = 2, .data = 2}, .micro_batches = 3, .global_micro_batches = 6, .dtype = at::kFloat};
+  const GptRun run{
+      .layout = {.pipe = 2, .data = 2}, .micro_batches = 3, .global_micro_batches = 6, .dtype = at::kFloat};
   EXPECT_EQ(largest_difference(train_in_threads(run), train_in_threads(run)).relative, 0.0);
 }
 
 TEST(ParallelEqualsSerial, OverGlooToo) {
-  const auto over_gloo = [](std::int64_t num_ranks, const auto& body) { run_ranks(num_ranks, body, {.backend = Backend::gloo}); };
+  const auto over_gloo = [](std::int64_t num_ranks, const auto& body) {
+    run_ranks(num_ranks, body, {.backend = Backend::gloo});
+  };
   SerialRuns serial;
   for (const auto& [pipe, data] : {std::pair<std::int64_t, std::int64_t>{2, 2}, {4, 1}, {1, 4}}) {
-    const GptRun run{.layout = {.pipe = pipe, .data = data}, .micro_batches = 3, .steps = 3, .global_micro_batches = 3 * data};
+    const GptRun run{
+        .layout = {.pipe = pipe, .data = data}, .micro_batches = 3, .steps = 3, .global_micro_batches = 3 * data};
     const Difference difference = largest_difference(serial.for_run(run), train_in_threads(run, over_gloo));
     EXPECT_LE(difference.relative, kFloat64Tolerance) << run.name() << ": " << difference.where;
   }
@@ -110,12 +115,14 @@ TEST(ParallelEqualsSerial, OverGlooToo) {
 TEST(ParallelEqualsSerial, OnSeveralHostsToo) {
   SerialRuns serial;
   for (const auto& [pipe, data] : {std::pair<std::int64_t, std::int64_t>{2, 2}, {4, 1}, {1, 4}}) {
-    const GptRun run{.layout = {.pipe = pipe, .data = data}, .micro_batches = 3, .steps = 3, .global_micro_batches = 3 * data};
+    const GptRun run{
+        .layout = {.pipe = pipe, .data = data}, .micro_batches = 3, .steps = 3, .global_micro_batches = 3 * data};
     for (const std::vector<std::int64_t>& hosts : {std::vector<std::int64_t>{0, 0, 1, 1}, {0, 1, 1, 1}}) {
       const auto over_hosts = [&](std::int64_t, const auto& body) {
         WorldOptions options;
         options.backend = Backend::hierarchical;
-        detail::run_threads(detail::make_hierarchical_transports_for_threads(hosts), Backend::hierarchical, body, options, hosts);
+        detail::run_threads(detail::make_hierarchical_transports_for_threads(hosts), Backend::hierarchical, body,
+                            options, hosts);
       };
       const Difference difference = largest_difference(serial.for_run(run), train_in_threads(run, over_hosts));
       EXPECT_LE(difference.relative, kFloat64Tolerance) << run.name() << ": " << difference.where;
@@ -127,8 +134,16 @@ TEST(ParallelEqualsSerial, OnSeveralHostsToo) {
 TEST(ParallelEqualsSerial, InProcessesToo) {
   SerialRuns serial;
   for (const GptRun& run : std::vector<GptRun>{
-           {.layout = {.pipe = 2, .data = 2}, .micro_batches = 3, .recompute_every = 2, .steps = 3, .global_micro_batches = 6},
-           {.layout = {.pipe = 4, .data = 1}, .schedule = "gpipe", .micro_batches = 2, .steps = 3, .global_micro_batches = 2},
+           {.layout = {.pipe = 2, .data = 2},
+            .micro_batches = 3,
+            .recompute_every = 2,
+            .steps = 3,
+            .global_micro_batches = 6},
+           {.layout = {.pipe = 4, .data = 1},
+            .schedule = "gpipe",
+            .micro_batches = 2,
+            .steps = 3,
+            .global_micro_batches = 2},
            {.layout = {.pipe = 1, .data = 4}, .micro_batches = 1, .steps = 3, .global_micro_batches = 4}}) {
     const ReferenceResult& expected = serial.for_run(run);
     const ReferenceResult in_processes = train_in_processes(run, "host");
@@ -146,15 +161,19 @@ void expect_equal_over_every_backend(const std::vector<GptRun>& runs) {
   SerialRuns serial;
   for (const GptRun& run : runs) {
     for (const Backend backend : {Backend::host, Backend::gloo}) {
-      const auto over = [&](std::int64_t num_ranks, const auto& body) { run_ranks(num_ranks, body, {.backend = backend}); };
+      const auto over = [&](std::int64_t num_ranks, const auto& body) {
+        run_ranks(num_ranks, body, {.backend = backend});
+      };
       const Difference difference = largest_difference(serial.for_run(run), train_in_threads(run, over));
-      EXPECT_LE(difference.relative, kFloat64Tolerance) << run.name() << " over " << to_string(backend) << ": " << difference.where;
+      EXPECT_LE(difference.relative, kFloat64Tolerance)
+          << run.name() << " over " << to_string(backend) << ": " << difference.where;
     }
   }
 }
 
 TEST(ParallelEqualsSerial, WithTheEmbeddingTiedOverThreeAndFourStages) {
-  const GptRun three{.layout = {.pipe = 3}, .micro_batches = 2, .steps = 3, .global_micro_batches = 2, .inner_tied_uses = 1};
+  const GptRun three{
+      .layout = {.pipe = 3}, .micro_batches = 2, .steps = 3, .global_micro_batches = 2, .inner_tied_uses = 1};
   GptRun four = three, in_data = three, twice_on_a_stage = three;
   four.layout.pipe = 4;
   four.inner_tied_uses = 2;
@@ -229,7 +248,8 @@ TEST(ParallelEqualsSerial, FailsWhenAReductionIsDroppedOrDoubled) {
   EXPECT_LE(with_fault("data", {}), kFloat64Tolerance);
   EXPECT_GT(with_fault("data", {.drop = true}), 1e-3);
   EXPECT_GT(with_fault("data", {.scale = 2.0}), 1e-3);
-  EXPECT_GT(with_fault("pipe", {.drop = true}), 1e-3);   // the tied embedding is on both stages: their group is the pipe's
+  EXPECT_GT(with_fault("pipe", {.drop = true}),
+            1e-3);  // the tied embedding is on both stages: their group is the pipe's
   EXPECT_GT(with_fault("pipe", {.scale = 2.0}), 1e-3);
 }
 

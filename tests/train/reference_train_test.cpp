@@ -31,17 +31,15 @@ NamedTensors parameters_of(const torch::nn::Sequential& model) {
 at::Tensor inputs(std::int64_t step) {
   return at::arange(step, step + 12 * 6, at::kDouble).mul(0.7).sin().reshape({12, 6});
 }
-at::Tensor targets(std::int64_t step) {
-  return (at::arange(12, at::kLong) * 3 + step).remainder(4);
-}
+at::Tensor targets(std::int64_t step) { return (at::arange(12, at::kLong) * 3 + step).remainder(4); }
 
 double rate(std::int64_t step) { return 0.02 / static_cast<double>(step + 1); }
 
-ReferenceResult train_reference(const torch::nn::Sequential& model, std::int64_t num_micro_batches,
-                                double max_norm) {
+ReferenceResult train_reference(const torch::nn::Sequential& model, std::int64_t num_micro_batches, double max_norm) {
   std::vector<std::function<Tensors(const Tensors&)>> layers;
   for (const torch::nn::AnyModule& child : *model) {
-    layers.push_back([child = torch::nn::AnyModule(child)](const Tensors& x) mutable -> Tensors { return {child.forward(x[0])}; });
+    layers.push_back(
+        [child = torch::nn::AnyModule(child)](const Tensors& x) mutable -> Tensors { return {child.forward(x[0])}; });
   }
   const auto loss = [](const Tensors& outputs, const Tensors& y) {
     return torch::nn::functional::cross_entropy(outputs[0], y[0]);
@@ -62,24 +60,20 @@ class ReferenceTrain : public ::testing::TestWithParam<double> {};
 TEST_P(ReferenceTrain, EqualsLibTorchOnTheWholeBatchForAnyNumberOfMicroBatches) {
   const double max_norm = GetParam();
   const auto model = small_model();
-  torch::optim::AdamW optimizer(
-      model->parameters(),
-      torch::optim::AdamWOptions(1.0).betas({0.9, 0.95}).eps(1e-8).weight_decay(0.1));
+  torch::optim::AdamW optimizer(model->parameters(),
+                                torch::optim::AdamWOptions(1.0).betas({0.9, 0.95}).eps(1e-8).weight_decay(0.1));
   std::vector<double> losses;
   std::vector<double> norms;
   NamedTensors first;
   for (std::int64_t step = 0; step < 6; ++step) {
     optimizer.zero_grad();
-    const at::Tensor loss =
-        torch::nn::functional::cross_entropy(model.ptr()->forward(inputs(step)), targets(step));
+    const at::Tensor loss = torch::nn::functional::cross_entropy(model.ptr()->forward(inputs(step)), targets(step));
     loss.backward();
     losses.push_back(loss.item<double>());
     if (step == 0) {
-      for (const auto& [name, parameter] : parameters_of(model))
-        first[name] = parameter.grad().clone();
+      for (const auto& [name, parameter] : parameters_of(model)) first[name] = parameter.grad().clone();
     }
-    norms.push_back(
-        torch::nn::utils::clip_grad_norm_(model->parameters(), max_norm > 0 ? max_norm : 1e300));
+    norms.push_back(torch::nn::utils::clip_grad_norm_(model->parameters(), max_norm > 0 ? max_norm : 1e300));
     for (auto& group : optimizer.param_groups()) group.options().set_lr(rate(step));
     optimizer.step();
   }
@@ -93,9 +87,7 @@ TEST_P(ReferenceTrain, EqualsLibTorchOnTheWholeBatchForAnyNumberOfMicroBatches) 
       EXPECT_NEAR(result.norms[i], norms[i], 1e-12) << i;
     }
     for (const auto& [name, weight] : final_weights) {
-      EXPECT_LT((result.first_gradients.at(name) - first.at(name)).abs().max().item<double>(),
-                1e-13)
-          << name;
+      EXPECT_LT((result.first_gradients.at(name) - first.at(name)).abs().max().item<double>(), 1e-13) << name;
       EXPECT_LT((result.final_weights.at(name) - weight).abs().max().item<double>(), 1e-11) << name;
     }
   }

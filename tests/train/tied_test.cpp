@@ -52,20 +52,33 @@ std::vector<LayerSpec> tied_model() {
   const auto use_b = tied_use<Affine>("b", [](Affine& b, const at::Tensor& x) { return b.forward(x); });
   LayerSpec b = tied<Affine>("b", 0.9);
   b.attributes = {"scale", "shift"};
-  return {tied<Square>("a"), b, use_a, use_b, use_a, use_b, tied_use<Square>("a", [](Square&, const at::Tensor& x) { return x * 1.5; }),
+  return {tied<Square>("a"),
+          b,
+          use_a,
+          use_b,
+          use_a,
+          use_b,
+          tied_use<Square>("a", [](Square&, const at::Tensor& x) { return x * 1.5; }),
           layer<Square>()};
 }
 
 at::Tensor squares(const Tensors& outputs, const Tensors&) { return outputs[0].square().mean(); }
 
 MicroBatch numbers(std::int64_t step, std::int64_t index) {
-  return {{at::arange(2 * kWidth, at::kDouble).reshape({2, kWidth}).mul(0.1).add(0.3 * static_cast<double>(index - step)).sin()}, {}};
+  return {{at::arange(2 * kWidth, at::kDouble)
+               .reshape({2, kWidth})
+               .mul(0.1)
+               .add(0.3 * static_cast<double>(index - step))
+               .sin()},
+          {}};
 }
 
 // The same model by hand.
 at::Tensor reference_loss(NamedTensors& p, const at::Tensor& input) {
   const auto a = [&](const at::Tensor& x) { return at::linear(x, p["a.weight"], p["a.bias"]); };
-  const auto b = [&](const at::Tensor& x, const char* layer) { return x * p["b.scale"] + p["b.shift"] + p[std::string("layers.") + layer + ".gain"]; };
+  const auto b = [&](const at::Tensor& x, const char* layer) {
+    return x * p["b.scale"] + p["b.shift"] + p[std::string("layers.") + layer + ".gain"];
+  };
   at::Tensor x = b(a(input), "1");
   x = b(a(x).tanh(), "3");
   x = b(a(x).tanh(), "5");
@@ -76,7 +89,8 @@ testing_support::ReferenceResult train_serially() {
   NamedTensors parameters;
   run_ranks(1, [&](World& world) {
     const PipelineModule module(Mesh(world, {}), tied_model());
-    for (const Parameter& parameter : module.parameters()) parameters[parameter.name] = parameter.tensor().detach().clone().set_requires_grad(true);
+    for (const Parameter& parameter : module.parameters())
+      parameters[parameter.name] = parameter.tensor().detach().clone().set_requires_grad(true);
   });
   const auto micro_batches = [](std::int64_t step) {
     std::vector<testing_support::ReferenceMicroBatch> all;
@@ -84,7 +98,9 @@ testing_support::ReferenceResult train_serially() {
     return all;
   };
   return testing_support::reference_train(
-      parameters, [&](const testing_support::ReferenceMicroBatch& at) { return reference_loss(parameters, at.inputs[0]); }, micro_batches, kSteps,
+      parameters,
+      [&](const testing_support::ReferenceMicroBatch& at) { return reference_loss(parameters, at.inputs[0]); },
+      micro_batches, kSteps,
       {.lr = [](std::int64_t) { return 0.01; }, .beta2 = 0.999, .weight_decay = 0.0, .max_norm = 0.05});
 }
 
@@ -96,20 +112,27 @@ struct TiedRun {
 
 // Cuts with keys on neighbouring and on distant stages, twice on one, and on one alone.
 std::vector<TiedRun> tied_runs() {
-  return {{1, 2, by_layers()},           {2, 1, by_layers()},           {2, 2, at_cuts({0, 1, 8})},       {3, 1, by_layers()},
-          {3, 2, at_cuts({0, 2, 6, 8})}, {3, 1, at_cuts({0, 1, 2, 8})}, {4, 1, by_layers()}, {4, 1, at_cuts({0, 5, 6, 7, 8})}};
+  return {{1, 2, by_layers()},           {2, 1, by_layers()},
+          {2, 2, at_cuts({0, 1, 8})},    {3, 1, by_layers()},
+          {3, 2, at_cuts({0, 2, 6, 8})}, {3, 1, at_cuts({0, 1, 2, 8})},
+          {4, 1, by_layers()},           {4, 1, at_cuts({0, 5, 6, 7, 8})}};
 }
 
 // Trains on every rank, then calls `after`.
-void train_tied(const TiedRun& run, World& world, const std::function<void(Engine&, const std::vector<StepResult>&)>& after) {
+void train_tied(const TiedRun& run, World& world,
+                const std::function<void(Engine&, const std::vector<StepResult>&)>& after) {
   const Mesh mesh(world, {.pipe = run.pipe, .data = run.data});
   const PipelineModule module(mesh, tied_model(), {.partition = run.partition});
   const std::int64_t micro_batches = kMicroBatches / run.data;
   Engine engine(mesh, module, adamw({.beta2 = 0.999, .weight_decay = 0.0}),
-                {.micro_batches = micro_batches, .loss = squares, .lr = [](std::int64_t) { return 0.01; }, .max_grad_norm = 0.05});
+                {.micro_batches = micro_batches,
+                 .loss = squares,
+                 .lr = [](std::int64_t) { return 0.01; },
+                 .max_grad_norm = 0.05});
   std::vector<StepResult> steps;
   for (std::int64_t step = 0; step < kSteps; ++step) {
-    steps.push_back(engine.train_batch([&](std::int64_t m) { return numbers(step, mesh.coordinate("data") * micro_batches + m); }));
+    steps.push_back(
+        engine.train_batch([&](std::int64_t m) { return numbers(step, mesh.coordinate("data") * micro_batches + m); }));
   }
   after(engine, steps);
 }
@@ -122,28 +145,29 @@ TEST(TiedLayers, TrainAsOneTensorOverAnyStages) {
   for (const auto& [name, weight] : expected.final_weights) elems += weight.numel();
   for (const Backend backend : {Backend::host, Backend::gloo}) {
     for (const TiedRun& run : tied_runs()) {
-      SCOPED_TRACE(std::string(to_string(backend)) + " pipe=" + std::to_string(run.pipe) + " data=" + std::to_string(run.data));
+      SCOPED_TRACE(std::string(to_string(backend)) + " pipe=" + std::to_string(run.pipe) +
+                   " data=" + std::to_string(run.data));
       std::mutex mutex;
       std::set<std::string> names;
-      run_ranks(
-          run.pipe * run.data,
-          [&](World& world) {
-            train_tied(run, world, [&](Engine& engine, const std::vector<StepResult>& steps) {
-              engine.module().verify_tied();
-              const std::int64_t counted = engine.num_parameters();
-              const std::lock_guard lock(mutex);
-              EXPECT_EQ(counted, elems);
-              for (std::int64_t step = 0; step < kSteps; ++step) {
-                EXPECT_NEAR(steps[step].loss, expected.losses[step], 1e-12);
-                EXPECT_NEAR(steps[step].grad_norm, expected.norms[step], 1e-12);
-              }
-              for (const Parameter& parameter : engine.module().parameters()) {
-                names.insert(parameter.name);
-                EXPECT_LE(difference(parameter.tensor(), expected.final_weights.at(parameter.name)), 1e-10) << parameter.name;
-              }
-            });
-          },
-          {.backend = backend});
+      run_ranks(run.pipe * run.data,
+                [&](World& world) {
+                  train_tied(run, world, [&](Engine& engine, const std::vector<StepResult>& steps) {
+                    engine.module().verify_tied();
+                    const std::int64_t counted = engine.num_parameters();
+                    const std::lock_guard lock(mutex);
+                    EXPECT_EQ(counted, elems);
+                    for (std::int64_t step = 0; step < kSteps; ++step) {
+                      EXPECT_NEAR(steps[step].loss, expected.losses[step], 1e-12);
+                      EXPECT_NEAR(steps[step].grad_norm, expected.norms[step], 1e-12);
+                    }
+                    for (const Parameter& parameter : engine.module().parameters()) {
+                      names.insert(parameter.name);
+                      EXPECT_LE(difference(parameter.tensor(), expected.final_weights.at(parameter.name)), 1e-10)
+                          << parameter.name;
+                    }
+                  });
+                },
+                {.backend = backend});
       EXPECT_EQ(names.size(), expected.final_weights.size());
     }
   }
@@ -159,20 +183,25 @@ class Weight : public nn::Module {
 // The data mean and the sum over stages, in numbers that are exact. A use that ignores the weight adds nothing.
 TEST(TiedLayers, GiveEveryHolderTheSumOfTheStagesDataMeans) {
   const auto times = [](double factor) {
-    return tied_use<Weight>("w", [factor](Weight& weight, const at::Tensor& x) { return factor == 0.0 ? x * 1 : x + factor * weight.w; });
+    return tied_use<Weight>(
+        "w", [factor](Weight& weight, const at::Tensor& x) { return factor == 0.0 ? x * 1 : x + factor * weight.w; });
   };
   const std::vector<LayerSpec> all{tied<Weight>("w"), times(0.0), times(4.0), times(16.0)};
   for (const std::int64_t pipe : {2, 3, 4}) {
     run_ranks(2 * pipe, [&](World& world) {
       const Mesh mesh(world, {.pipe = pipe, .data = 2});
       const PipelineModule module(mesh, all, {.partition = by_layers()});
-      Engine engine(mesh, module, adamw(), {.loss = [](const Tensors& outputs, const Tensors& targets) { return (outputs[0] * targets[0]).sum(); }});
+      Engine engine(mesh, module, adamw(), {.loss = [](const Tensors& outputs, const Tensors& targets) {
+                      return (outputs[0] * targets[0]).sum();
+                    }});
       // Data rank d's gradient of the output is d + 1 everywhere: (1 + 2) / 2 for each unit of the weight.
       engine.train_batch([&](std::int64_t) {
-        return MicroBatch{{at::zeros({2}, at::kDouble)}, {at::full({2}, static_cast<double>(1 + mesh.coordinate("data")), at::kDouble)}};
+        return MicroBatch{{at::zeros({2}, at::kDouble)},
+                          {at::full({2}, static_cast<double>(1 + mesh.coordinate("data")), at::kDouble)}};
       });
       for (const Parameter& parameter : module.parameters()) {
-        if (!parameter.tensor().grad().equal(at::full({2}, 1.5 * (1 + 0 + 4 + 16), at::kDouble))) throw std::runtime_error("wrong sum");
+        if (!parameter.tensor().grad().equal(at::full({2}, 1.5 * (1 + 0 + 4 + 16), at::kDouble)))
+          throw std::runtime_error("wrong sum");
       }
     });
   }
@@ -186,15 +215,18 @@ TEST(TiedLayers, AreReducedOnceAStepAndTensor) {
   });
   for (std::int64_t rank = 0; rank < 4; ++rank) {
     std::int64_t reductions = 0;
-    for (const auto& call : recorders[rank]->calls()) reductions += call.operation == "all_reduce" && call.group == "tied a";
-    EXPECT_EQ(reductions, rank == 3 ? 0 : 2 * 2 * kSteps) << "rank " << rank;  // a's two tensors and b's, on the same stages
+    for (const auto& call : recorders[rank]->calls())
+      reductions += call.operation == "all_reduce" && call.group == "tied a";
+    EXPECT_EQ(reductions, rank == 3 ? 0 : 2 * 2 * kSteps)
+        << "rank " << rank;  // a's two tensors and b's, on the same stages
   }
 }
 
 TEST(TiedLayers, AreInACheckpointOnce) {
   const testing_support::TemporaryFolder folder;
   run_ranks(4, [&](World& world) {
-    train_tied({4, 1, by_layers()}, world, [&](Engine& engine, const std::vector<StepResult>&) { engine.save(folder.path()); });
+    train_tied({4, 1, by_layers()}, world,
+               [&](Engine& engine, const std::vector<StepResult>&) { engine.save(folder.path()); });
   });
   const std::string step = folder.path() + "/step-00000003/";
   const auto names_in = [&](const std::string& file) {
@@ -218,7 +250,8 @@ TEST(TiedLayers, AreInACheckpointOnce) {
       for (const Parameter& parameter : module.parameters()) {
         if (!parameter.placement.tied()) continue;
         const TensorFile tensors(step + parameter.name.substr(0, 1) + ".safetensors");
-        if (!tensors.read(parameter.name).equal(parameter.tensor())) throw std::runtime_error(parameter.name + " differs");
+        if (!tensors.read(parameter.name).equal(parameter.tensor()))
+          throw std::runtime_error(parameter.name + " differs");
       }
     });
   }
@@ -229,7 +262,8 @@ TEST(TiedLayers, UsedTwiceOnAStageShareTheirMemory) {
     const PipelineModule module(Mesh(world, {}), tied_model());
     for (const Parameter& parameter : module.parameters()) {
       EXPECT_EQ(parameter.uses.size(), parameter.name.starts_with("b.") ? 3U : 1U) << parameter.name;
-      for (const at::Tensor& use : parameter.uses) EXPECT_EQ(use.data_ptr(), parameter.tensor().data_ptr()) << parameter.name;
+      for (const at::Tensor& use : parameter.uses)
+        EXPECT_EQ(use.data_ptr(), parameter.tensor().data_ptr()) << parameter.name;
     }
   });
 }
@@ -256,9 +290,11 @@ TEST(TiedLayers, VerifyTiedNamesACopyThatDiffersInOneBit) {
       const std::lock_guard lock(mutex);
       errors.insert(error);
     });
-    EXPECT_THAT(errors, ::testing::ElementsAre("pipeline: rank " + std::to_string(pipe - 1) + " (stage " + std::to_string(pipe - 1) +
-                                               ") has -0 in element 7 of tied a.weight, but its owner, rank 0, has 0; expected the same bits: "
-                                               "call synchronize_tied after changing a copy"));
+    EXPECT_THAT(errors,
+                ::testing::ElementsAre(
+                    "pipeline: rank " + std::to_string(pipe - 1) + " (stage " + std::to_string(pipe - 1) +
+                    ") has -0 in element 7 of tied a.weight, but its owner, rank 0, has 0; expected the same bits: "
+                    "call synchronize_tied after changing a copy"));
   }
 }
 

@@ -36,7 +36,8 @@ at::Tensor affine(const nn::Linear& linear, const at::Tensor& x) { return at::li
 
 class TokenEmbedding : public nn::EmbeddingImpl {
  public:
-  explicit TokenEmbedding(const GptOptions& options) : EmbeddingImpl(nn::EmbeddingOptions(options.vocab, options.hidden)) {
+  explicit TokenEmbedding(const GptOptions& options)
+      : EmbeddingImpl(nn::EmbeddingOptions(options.vocab, options.hidden)) {
     nn::init::normal_(weight, 0.0, kInitStd);
     to(options.dtype);
   }
@@ -51,7 +52,8 @@ class PositionEmbedding : public nn::Module {
   }
 
   at::Tensor forward(const at::Tensor& x_bsd) {
-    ESPALIER_CHECK_CONFIG(x_bsd.size(1) <= context_, "gpt: a sequence of {} tokens; the model's context is {}", x_bsd.size(1), context_);
+    ESPALIER_CHECK_CONFIG(x_bsd.size(1) <= context_, "gpt: a sequence of {} tokens; the model's context is {}",
+                          x_bsd.size(1), context_);
     return x_bsd + weight_.narrow(0, 0, x_bsd.size(1));
   }
 
@@ -82,10 +84,13 @@ class Block : public nn::Module {
  private:
   at::Tensor attention(const at::Tensor& x_bsd) {
     const auto b = x_bsd.size(0), s = x_bsd.size(1), d = x_bsd.size(2);
-    const auto by_head = [&](const at::Tensor& y_bsd) { return y_bsd.view({b, s, heads_, d / heads_}).transpose(1, 2); };
+    const auto by_head = [&](const at::Tensor& y_bsd) {
+      return y_bsd.view({b, s, heads_, d / heads_}).transpose(1, 2);
+    };
     const std::vector<at::Tensor> qkv_bsd = affine(qkv_, x_bsd).split(d, 2);
-    const at::Tensor y_bhsk = at::scaled_dot_product_attention(by_head(qkv_bsd[0]), by_head(qkv_bsd[1]), by_head(qkv_bsd[2]),
-                                                               /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true);
+    const at::Tensor y_bhsk =
+        at::scaled_dot_product_attention(by_head(qkv_bsd[0]), by_head(qkv_bsd[1]), by_head(qkv_bsd[2]),
+                                         /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true);
     return affine(out_, y_bhsk.transpose(1, 2).reshape({b, s, d}));
   }
 
@@ -96,17 +101,22 @@ class Block : public nn::Module {
 
 class FinalNorm : public nn::LayerNormImpl {
  public:
-  explicit FinalNorm(const GptOptions& options) : LayerNormImpl(nn::LayerNormOptions({options.hidden})) { to(options.dtype); }
+  explicit FinalNorm(const GptOptions& options) : LayerNormImpl(nn::LayerNormOptions({options.hidden})) {
+    to(options.dtype);
+  }
 };
 
 }  // namespace
 
 std::vector<LayerSpec> gpt_layers(const GptOptions& options) {
-  ESPALIER_CHECK_CONFIG(options.vocab >= 1 && options.layers >= 1 && options.hidden >= 1 && options.heads >= 1 && options.context >= 1,
-                        "gpt: vocab {}, layers {}, hidden {}, heads {}, context {}; expected all to be at least 1", options.vocab,
-                        options.layers, options.hidden, options.heads, options.context);
-  ESPALIER_CHECK_CONFIG(options.hidden % options.heads == 0, "gpt: hidden {} does not divide into {} heads; the next multiples are {} and {}",
-                        options.hidden, options.heads, std::max(options.hidden / options.heads, std::int64_t{1}) * options.heads,
+  ESPALIER_CHECK_CONFIG(
+      options.vocab >= 1 && options.layers >= 1 && options.hidden >= 1 && options.heads >= 1 && options.context >= 1,
+      "gpt: vocab {}, layers {}, hidden {}, heads {}, context {}; expected all to be at least 1", options.vocab,
+      options.layers, options.hidden, options.heads, options.context);
+  ESPALIER_CHECK_CONFIG(options.hidden % options.heads == 0,
+                        "gpt: hidden {} does not divide into {} heads; the next multiples are {} and {}",
+                        options.hidden, options.heads,
+                        std::max(options.hidden / options.heads, std::int64_t{1}) * options.heads,
                         (options.hidden / options.heads + 1) * options.heads);
   std::vector<LayerSpec> layers{tied<TokenEmbedding>("wte", options), layer<PositionEmbedding>(options)};
   for (std::int64_t i = 0; i < options.layers; ++i) layers.push_back(layer<Block>(options));

@@ -11,18 +11,23 @@
 namespace espalier {
 namespace {
 
-std::int64_t round_up(std::int64_t num_elems, std::int64_t multiple) { return (num_elems + multiple - 1) / multiple * multiple; }
+std::int64_t round_up(std::int64_t num_elems, std::int64_t multiple) {
+  return (num_elems + multiple - 1) / multiple * multiple;
+}
 
 void check_length(std::int64_t num_elems, std::int64_t size) {
-  ESPALIER_CHECK_CONFIG(num_elems >= 0 && size >= 1, "compressed all-reduce: {} elements over {} ranks; expected at least 0 elements and 1 rank",
+  ESPALIER_CHECK_CONFIG(num_elems >= 0 && size >= 1,
+                        "compressed all-reduce: {} elements over {} ranks; expected at least 0 elements and 1 rank",
                         num_elems, size);
 }
 
-void check_tensors(const char* which, const std::vector<at::Tensor>& tensors, std::int64_t length, at::ScalarType dtype) {
+void check_tensors(const char* which, const std::vector<at::Tensor>& tensors, std::int64_t length,
+                   at::ScalarType dtype) {
   for (std::size_t rank = 0; rank < tensors.size(); ++rank) {
     ESPALIER_CHECK_CONFIG(tensors[rank].numel() == length && tensors[rank].scalar_type() == dtype,
-                          "recut: the {} error of rank {} has {} elements of {}; expected {} of {}", which, rank, tensors[rank].numel(),
-                          c10::toString(tensors[rank].scalar_type()), length, c10::toString(dtype));
+                          "recut: the {} error of rank {} has {} elements of {}; expected {} of {}", which, rank,
+                          tensors[rank].numel(), c10::toString(tensors[rank].scalar_type()), length,
+                          c10::toString(dtype));
   }
 }
 
@@ -45,19 +50,22 @@ std::int64_t deepspeed_compressed_length(std::int64_t num_elems, std::int64_t si
   return round_up(num_elems, size * std::lcm(size, std::int64_t{8}));
 }
 
-CompressionErrors recut(const CompressionErrors& errors, std::int64_t num_elems, std::int64_t size, std::int64_t padded_elems) {
+CompressionErrors recut(const CompressionErrors& errors, std::int64_t num_elems, std::int64_t size,
+                        std::int64_t padded_elems) {
   const auto old_size = static_cast<std::int64_t>(errors.worker.size());
   const std::int64_t padded = padded_elems == 0 ? compressed_length(num_elems, size) : padded_elems;
   ESPALIER_CHECK_CONFIG(old_size >= 1 && errors.server.size() == errors.worker.size(),
-                        "recut: {} worker errors and {} server errors; expected one of each for every rank, at least 1", errors.worker.size(),
-                        errors.server.size());
-  ESPALIER_CHECK_CONFIG(size >= 1 && padded >= num_elems && padded % (8 * size) == 0,
-                        "recut: {} elements padded to {} over {} ranks; expected a multiple of {} that is not smaller; leave padded_elems out",
-                        num_elems, padded, size, 8 * size);
+                        "recut: {} worker errors and {} server errors; expected one of each for every rank, at least 1",
+                        errors.worker.size(), errors.server.size());
+  ESPALIER_CHECK_CONFIG(
+      size >= 1 && padded >= num_elems && padded % (8 * size) == 0,
+      "recut: {} elements padded to {} over {} ranks; expected a multiple of {} that is not smaller; leave padded_elems out",
+      num_elems, padded, size, 8 * size);
   const std::int64_t old_padded = errors.worker.front().numel();
-  ESPALIER_CHECK_CONFIG(old_padded >= num_elems && old_padded % (8 * old_size) == 0,
-                        "recut: worker errors of {} elements from {} ranks; expected a multiple of {} that is not below {}", old_padded,
-                        old_size, 8 * old_size, num_elems);
+  ESPALIER_CHECK_CONFIG(
+      old_padded >= num_elems && old_padded % (8 * old_size) == 0,
+      "recut: worker errors of {} elements from {} ranks; expected a multiple of {} that is not below {}", old_padded,
+      old_size, 8 * old_size, num_elems);
   const at::ScalarType dtype = errors.worker.front().scalar_type();
   check_tensors("worker", errors.worker, old_padded, dtype);
   check_tensors("server", errors.server, old_padded / old_size, dtype);

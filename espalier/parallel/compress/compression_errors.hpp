@@ -20,9 +20,11 @@ struct CompressionErrors {
   std::vector<at::Tensor> server;  // each [padded / size]
 };
 
-// The same state for a group of `size` members and `padded_elems` (0: compressed_length()): the mean worker error and the
-// server error of each of the `num_elems` elements are kept, padding starts at zero. Every member gets the mean worker error,
-// summed in float64; state that already has this shape is returned as it is. ConfigError if the tensors do not fit together.
-CompressionErrors recut(const CompressionErrors& errors, std::int64_t num_elems, std::int64_t size, std::int64_t padded_elems = 0);
+// The same state for a group of `size` members and `padded_elems` (0: compressed_length()): the mean worker error and
+// the server error of each of the `num_elems` elements are kept, padding starts at zero. Every member gets the mean
+// worker error, summed in float64; state that already has this shape is returned as it is. ConfigError if the tensors
+// do not fit together.
+CompressionErrors recut(const CompressionErrors& errors, std::int64_t num_elems, std::int64_t size,
+                        std::int64_t padded_elems = 0);
 
 }  // namespace espalier

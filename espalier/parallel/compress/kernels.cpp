@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loops are plain and shaped for the compiler's vectoriser: 16 sums side by side, signs as bytes of 0 or 1 that one
-// multiplication gathers into a byte, bytes spread through a table of sign masks. On x86 they are compiled a second time
-// for AVX2. Nothing here may be contracted into fused multiply-adds: all versions must give the same bits.
+// multiplication gathers into a byte, bytes spread through a table of sign masks. On x86 they are compiled a second
+// time for AVX2. Nothing here may be contracted into fused multiply-adds: all versions must give the same bits.
 #include "espalier/parallel/compress/kernels.hpp"
 
 #include <algorithm>
@@ -32,7 +32,8 @@ double reference_compress(const T* values, T* elements, T scale, std::uint8_t* b
   for (std::int64_t i = 0; i < count; ++i) {
     const T error = elements[i] - (elements[i] >= T{0} ? scale : -scale);
     elements[i] = values[i] + error;
-    if (!(elements[i] >= T{0})) bits[i / kBitsPerByte] = static_cast<std::uint8_t>(bits[i / kBitsPerByte] & ~(0x80 >> (i % kBitsPerByte)));
+    if (!(elements[i] >= T{0}))
+      bits[i / kBitsPerByte] = static_cast<std::uint8_t>(bits[i / kBitsPerByte] & ~(0x80 >> (i % kBitsPerByte)));
     const double wide = elements[i];
     lanes[i % kLanes] += wide * wide;
   }
@@ -40,7 +41,8 @@ double reference_compress(const T* values, T* elements, T scale, std::uint8_t* b
 }
 
 template <class T>
-void reference_expand_sum(std::span<const std::uint8_t* const> bits, std::span<const T> scales, T* values, std::int64_t count) {
+void reference_expand_sum(std::span<const std::uint8_t* const> bits, std::span<const T> scales, T* values,
+                          std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
     for (std::size_t source = 0; source < bits.size(); ++source) {
       const bool positive = (bits[source][i / kBitsPerByte] & (0x80 >> (i % kBitsPerByte))) != 0;
@@ -69,7 +71,8 @@ ESPALIER_INLINE void prefetch(const void* position) {
 
 // The elements of one lane each, all lanes side by side.
 template <class T>
-ESPALIER_INLINE void compress_lanes(const T* values, T* elements, T scale, std::uint8_t* flags, double* lanes, std::int64_t count) {
+ESPALIER_INLINE void compress_lanes(const T* values, T* elements, T scale, std::uint8_t* flags, double* lanes,
+                                    std::int64_t count) {
   for (std::int64_t lane = 0; lane < count; ++lane) {
     const T element = values[lane] + (elements[lane] - (elements[lane] >= T{0} ? scale : -scale));
     elements[lane] = element;
@@ -89,12 +92,14 @@ ESPALIER_INLINE double compress(const T* values, T* elements, T scale, std::uint
     prefetch(values + begin);
     prefetch(elements + begin);
     compress_lanes(values + begin, elements + begin, scale, flags, lanes, kLanes);
-    for (std::int64_t byte = 0; byte < kBytes; ++byte) bits[begin / kBitsPerByte + byte] = gather_bits(flags + byte * kBitsPerByte);
+    for (std::int64_t byte = 0; byte < kBytes; ++byte)
+      bits[begin / kBitsPerByte + byte] = gather_bits(flags + byte * kBitsPerByte);
   }
   if (begin < count) {
     std::fill_n(flags, kLanes, std::uint8_t{1});
     compress_lanes(values + begin, elements + begin, scale, flags, lanes, count - begin);
-    for (std::int64_t first = begin; first < count; first += kBitsPerByte) bits[first / kBitsPerByte] = gather_bits(flags + (first - begin));
+    for (std::int64_t first = begin; first < count; first += kBitsPerByte)
+      bits[first / kBitsPerByte] = gather_bits(flags + (first - begin));
   }
   return sum_in_order(lanes);
 }
@@ -136,9 +141,11 @@ ESPALIER_INLINE void expand_source(const std::uint8_t* bits, T scale, T* values,
 }
 
 template <class T>
-ESPALIER_INLINE void expand(std::span<const std::uint8_t* const> bits, std::span<const T> scales, T* values, std::int64_t count) {
+ESPALIER_INLINE void expand(std::span<const std::uint8_t* const> bits, std::span<const T> scales, T* values,
+                            std::int64_t count) {
   expand_source<true>(bits[0], scales[0], values, count);
-  for (std::size_t source = 1; source < bits.size(); ++source) expand_source<false>(bits[source], scales[source], values, count);
+  for (std::size_t source = 1; source < bits.size(); ++source)
+    expand_source<false>(bits[source], scales[source], values, count);
 }
 
 template <class T>
@@ -146,18 +153,20 @@ double portable_compress(const T* values, T* elements, T scale, std::uint8_t* bi
   return compress(values, elements, scale, bits, count);
 }
 template <class T>
-void portable_expand_sum(std::span<const std::uint8_t* const> bits, std::span<const T> scales, T* values, std::int64_t count) {
+void portable_expand_sum(std::span<const std::uint8_t* const> bits, std::span<const T> scales, T* values,
+                         std::int64_t count) {
   expand(bits, scales, values, count);
 }
 
 #if defined(__x86_64__)
 template <class T>
-[[gnu::target("avx2")]] double avx2_compress(const T* values, T* elements, T scale, std::uint8_t* bits, std::int64_t count) {
+[[gnu::target("avx2")]] double avx2_compress(const T* values, T* elements, T scale, std::uint8_t* bits,
+                                             std::int64_t count) {
   return compress(values, elements, scale, bits, count);
 }
 template <class T>
-[[gnu::target("avx2")]] void avx2_expand_sum(std::span<const std::uint8_t* const> bits, std::span<const T> scales, T* values,
-                                             std::int64_t count) {
+[[gnu::target("avx2")]] void avx2_expand_sum(std::span<const std::uint8_t* const> bits, std::span<const T> scales,
+                                             T* values, std::int64_t count) {
   expand(bits, scales, values, count);
 }
 #endif
@@ -167,8 +176,10 @@ template <class T>
 template <class T>
 CompressKernels<T> compress_kernels(KernelKind kind) {
   switch (kind) {
-    case KernelKind::reference: return {reference_compress<T>, reference_expand_sum<T>};
-    case KernelKind::portable: break;
+    case KernelKind::reference:
+      return {reference_compress<T>, reference_expand_sum<T>};
+    case KernelKind::portable:
+      break;
     case KernelKind::fastest:
 #if defined(__x86_64__)
       if (__builtin_cpu_supports("avx2")) return {avx2_compress<T>, avx2_expand_sum<T>};

@@ -34,8 +34,8 @@ Tensors requiring_grad(const Tensors& tensors) {
 
 class Executor {
  public:
-  Executor(const PipelineModule& module, const Schedule& schedule, const MicroBatchSource& source, const LossFunction& loss,
-           const StepActions& actions)
+  Executor(const PipelineModule& module, const Schedule& schedule, const MicroBatchSource& source,
+           const LossFunction& loss, const StepActions& actions)
       : module_(module),
         source_(source),
         loss_(loss),
@@ -49,9 +49,9 @@ class Executor {
   double run(const StageProgram& program) {
     for (const auto& step : program.steps) {
       for (const Instruction& instruction : step) {
-        const std::string where =
-            fmt::format("stage {}, {}{}", stage_, code(instruction.op),
-                        has_micro_batch(instruction.op) ? fmt::format(" of micro-batch {}", instruction.micro_batch) : "");
+        const std::string where = fmt::format(
+            "stage {}, {}{}", stage_, code(instruction.op),
+            has_micro_batch(instruction.op) ? fmt::format(" of micro-batch {}", instruction.micro_batch) : "");
         if (transport_ != nullptr) transport_->note(where);
         try {
           execute(instruction);
@@ -68,16 +68,26 @@ class Executor {
  private:
   void execute(const Instruction& instruction) {
     switch (instruction.op) {
-      case Op::load: return load(instruction);
-      case Op::forward: return forward(slot(instruction));
-      case Op::backward: return backward(slot(instruction));
-      case Op::send_activation: return send_activation(instruction);
-      case Op::recv_activation: return recv_activation(instruction);
-      case Op::send_grad: return send_grad(instruction);
-      case Op::recv_grad: return recv_grad(instruction);
-      case Op::reduce_tied_grads: return actions_.reduce_tied_grads();
-      case Op::reduce_grads: return actions_.reduce_grads();
-      case Op::optimizer_step: return actions_.optimizer_step();
+      case Op::load:
+        return load(instruction);
+      case Op::forward:
+        return forward(slot(instruction));
+      case Op::backward:
+        return backward(slot(instruction));
+      case Op::send_activation:
+        return send_activation(instruction);
+      case Op::recv_activation:
+        return recv_activation(instruction);
+      case Op::send_grad:
+        return send_grad(instruction);
+      case Op::recv_grad:
+        return recv_grad(instruction);
+      case Op::reduce_tied_grads:
+        return actions_.reduce_tied_grads();
+      case Op::reduce_grads:
+        return actions_.reduce_grads();
+      case Op::optimizer_step:
+        return actions_.optimizer_step();
     }
   }
 
@@ -94,7 +104,8 @@ class Executor {
     at.outputs = module_.forward(at.inputs);
     if (!module_.last_stage()) return;
     const at::Tensor loss = loss_(at.outputs, at.loaded.targets);
-    ESPALIER_CHECK_CONFIG(loss.numel() == 1, "loss function: it returned {} elements; expected one, the mean over the micro-batch",
+    ESPALIER_CHECK_CONFIG(loss.numel() == 1,
+                          "loss function: it returned {} elements; expected one, the mean over the micro-batch",
                           loss.numel());
     loss_sum_ += loss.item<double>();
     at.outputs = {loss};
@@ -105,7 +116,8 @@ class Executor {
   void backward(Slot& at) {
     if (module_.last_stage()) {
       const at::Tensor& loss = at.outputs.front();
-      at.gradients = {at::full(loss.sizes(), 1.0 / static_cast<double>(num_micro_batches_), loss.options().requires_grad(false))};
+      at.gradients = {
+          at::full(loss.sizes(), 1.0 / static_cast<double>(num_micro_batches_), loss.options().requires_grad(false))};
     }
     const Tensors outputs = requiring_grad(at.outputs);
     if (!outputs.empty()) torch::autograd::backward(outputs, at.gradients);
@@ -128,7 +140,8 @@ class Executor {
   void send_grad(const Instruction& instruction) {
     Slot& at = slot(instruction);
     for (const at::Tensor& input : requiring_grad(at.inputs)) {
-      messages_.send(input.grad().defined() ? input.grad() : at::zeros_like(input), Neighbour::previous, tag(instruction));
+      messages_.send(input.grad().defined() ? input.grad() : at::zeros_like(input), Neighbour::previous,
+                     tag(instruction));
     }
     at = {};
   }
@@ -163,8 +176,9 @@ bool has_backward(const StageProgram& program) {
 
 double execute(const PipelineModule& module, const Schedule& schedule, const MicroBatchSource& source,
                const LossFunction& loss, const StepActions& actions) {
-  ESPALIER_CHECK_CONFIG(schedule.num_stages() == module.num_stages(), "pipeline: schedule {} is for {} stages, but the layout has {}",
-                        schedule.name, schedule.num_stages(), module.num_stages());
+  ESPALIER_CHECK_CONFIG(schedule.num_stages() == module.num_stages(),
+                        "pipeline: schedule {} is for {} stages, but the layout has {}", schedule.name,
+                        schedule.num_stages(), module.num_stages());
   const StageProgram& program = schedule.stages[module.stage()];
   const c10::AutoGradMode grad_mode(has_backward(program));
   return Executor(module, schedule, source, loss, actions).run(program);

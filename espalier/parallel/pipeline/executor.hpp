@@ -30,9 +30,9 @@ struct StepActions {
   std::function<void()> optimizer_step = [] {};
 };
 
-// Executes one stage's part of a schedule: the whole interpreter of pipeline instructions. Collective over the pipe axis;
-// blocks. Gradients accumulate into the parameters, scaled by 1 / num_micro_batches. A schedule without backward runs
-// without grad mode. Returns the sum of the micro-batches' losses on the last stage, 0 on others. A CommError says
+// Executes one stage's part of a schedule: the whole interpreter of pipeline instructions. Collective over the pipe
+// axis; blocks. Gradients accumulate into the parameters, scaled by 1 / num_micro_batches. A schedule without backward
+// runs without grad mode. Returns the sum of the micro-batches' losses on the last stage, 0 on others. A CommError says
 // during which instruction it came.
 double execute(const PipelineModule& module, const Schedule& schedule, const MicroBatchSource& source,
                const LossFunction& loss, const StepActions& actions = {});

@@ -6,9 +6,10 @@
 namespace espalier::detail {
 
 void throw_arity(const std::string& layer, const std::string& accepted, std::size_t given) {
-  throw ConfigError(fmt::format("layer {}: its forward takes {} tensors, but it is given {}; make the layer before it "
-                                "return as many as it takes",
-                                layer, accepted.empty() ? "no list of 1 to 6" : accepted, given));
+  throw ConfigError(
+      fmt::format("layer {}: its forward takes {} tensors, but it is given {}; make the layer before it "
+                  "return as many as it takes",
+                  layer, accepted.empty() ? "no list of 1 to 6" : accepted, given));
 }
 
 std::string layer_type_name(const std::string& demangled) {

@@ -110,8 +110,8 @@ LayerSpec layer(Args... args) {
   return spec;
 }
 
-// A module that exists already (a torch::nn::Sequential, say), built alike on every rank. Each stage trains a copy of it
-// (Module::clone), so it must be cloneable, as LibTorch's own modules and those derived from nn::Cloneable are.
+// A module that exists already (a torch::nn::Sequential, say), built alike on every rank. Each stage trains a copy of
+// it (Module::clone), so it must be cloneable, as LibTorch's own modules and those derived from nn::Cloneable are.
 template <class M>
 LayerSpec layer_of(std::shared_ptr<M> module) {
   LayerSpec spec = detail::spec_of_type<M>();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Header: kHeaderElems int64: [number of tensors, length of the description, description ...]; a description that does not
-// fit follows as a message of its own. Description of a tensor: dtype, requires gradient, dimensions, sizes.
+// Header: kHeaderElems int64: [number of tensors, length of the description, description ...]; a description that does
+// not fit follows as a message of its own. Description of a tensor: dtype, requires gradient, dimensions, sizes.
 #include "espalier/parallel/pipeline/message.hpp"
 
 #include <ATen/ops/empty.h>
@@ -94,7 +94,8 @@ void StageMessages::recv(std::span<at::Tensor> into, Neighbour from, const Messa
   }
   for (at::Tensor& part : parts) works.push_back(links_.recv(part, from, tag));
   wait_all(works);
-  for (std::size_t i = 0; i < into.size(); ++i) into[i] = gather_parts(parts[i], cuts[i], cut_over_).view(into[i].sizes());
+  for (std::size_t i = 0; i < into.size(); ++i)
+    into[i] = gather_parts(parts[i], cuts[i], cut_over_).view(into[i].sizes());
 }
 
 void StageMessages::wait() {

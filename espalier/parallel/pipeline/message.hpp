@@ -17,12 +17,12 @@ namespace espalier::detail {
 // buffered sends keeps their tensors.
 class StageMessages {
  public:
-  // Where `cut_over` is a group of several, each member sends its part of every tensor, and the receiving ones gather the
-  // parts in theirs: all senders must hold the same tensors.
+  // Where `cut_over` is a group of several, each member sends its part of every tensor, and the receiving ones gather
+  // the parts in theirs: all senders must hold the same tensors.
   StageMessages(const StageLinks& links, const Group& cut_over) : links_(links), cut_over_(cut_over) {}
 
-  // Any number of tensors of any shape and dtype: a header that says what follows, then they. Whether a tensor requires a
-  // gradient travels with it, and the received one then does too.
+  // Any number of tensors of any shape and dtype: a header that says what follows, then they. Whether a tensor requires
+  // a gradient travels with it, and the received one then does too.
   void send_described(const Tensors& tensors, Neighbour to, const MessageTag& tag);
   Tensors recv_described(Neighbour from, const MessageTag& tag);
 

@@ -53,15 +53,14 @@ PartitionMethod by_type(std::string pattern) {
 PartitionMethod by_weights(std::vector<double> weights) {
   return {"weights", [weights = std::move(weights)](std::span<const LayerSpec> layers, std::int64_t num_stages) {
             ESPALIER_CHECK_CONFIG(weights.size() == layers.size(),
-                                  "partition by weights: {} weights for {} layers; give one weight a layer", weights.size(),
-                                  layers.size());
+                                  "partition by weights: {} weights for {} layers; give one weight a layer",
+                                  weights.size(), layers.size());
             return partition_balanced(weights, num_stages);
           }};
 }
 
 PartitionMethod at_cuts(std::vector<std::int64_t> cuts) {
-  return {fmt::format("{}", fmt::join(cuts, ",")),
-          [cuts](std::span<const LayerSpec> layers, std::int64_t num_stages) {
+  return {fmt::format("{}", fmt::join(cuts, ",")), [cuts](std::span<const LayerSpec> layers, std::int64_t num_stages) {
             return partition_explicit(cuts, static_cast<std::int64_t>(layers.size()), num_stages);
           }};
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cutting, building, naming and tying. A stage holds one module for each of its layers; the uses of a tied key on one stage
-// share it, or, when only some attributes are tied, share those parameters. Everything about tying is derived from the
-// list of layers and the cuts, which all ranks know, so no rank needs to ask another.
+// Cutting, building, naming and tying. A stage holds one module for each of its layers; the uses of a tied key on one
+// stage share it, or, when only some attributes are tied, share those parameters. Everything about tying is derived
+// from the list of layers and the cuts, which all ranks know, so no rank needs to ask another.
 #include "espalier/parallel/pipeline/pipeline_module.hpp"
 
 #include <c10/core/GradMode.h>
@@ -55,13 +55,15 @@ void check_layers(std::span<const LayerSpec> layers, std::int64_t num_stages) {
   for (std::int64_t i = 0; i < std::ssize(layers); ++i) {
     const LayerSpec& layer = layers[i];
     if (layer.build) {
-      ESPALIER_CHECK_CONFIG(layer.tied_key.empty() || keys.insert(layer.tied_key).second,
-                            "pipeline: layer {} ({}) makes the tied key '{}' a second time; make later uses with tied_use",
-                            i, layer.type_name, layer.tied_key);
+      ESPALIER_CHECK_CONFIG(
+          layer.tied_key.empty() || keys.insert(layer.tied_key).second,
+          "pipeline: layer {} ({}) makes the tied key '{}' a second time; make later uses with tied_use", i,
+          layer.type_name, layer.tied_key);
     } else {
-      ESPALIER_CHECK_CONFIG(keys.contains(layer.tied_key),
-                            "pipeline: layer {} ({}) uses the tied key '{}', which no earlier layer makes; make it with tied",
-                            i, layer.type_name, layer.tied_key);
+      ESPALIER_CHECK_CONFIG(
+          keys.contains(layer.tied_key),
+          "pipeline: layer {} ({}) uses the tied key '{}', which no earlier layer makes; make it with tied", i,
+          layer.type_name, layer.tied_key);
     }
   }
 }
@@ -86,22 +88,27 @@ bool is_tied(const LayerSpec& first_use, const std::string& attribute) {
          std::ranges::find(first_use.attributes, attribute) != first_use.attributes.end();
 }
 
-// LibTorch's dropout draws from the process's one generator, so what it drops depends on the layout and, where ranks are
-// threads, on their timing.
+// LibTorch's dropout draws from the process's one generator, so what it drops depends on the layout and, where ranks
+// are threads, on their timing.
 bool draws_in_forward(const torch::nn::Module& module) {
-  const auto drops = [&]<class Dropout>(const Dropout* dropout) { return dropout != nullptr && dropout->options.p() > 0.0; };
-  return drops(dynamic_cast<const torch::nn::DropoutImpl*>(&module)) || drops(dynamic_cast<const torch::nn::Dropout2dImpl*>(&module)) ||
+  const auto drops = [&]<class Dropout>(const Dropout* dropout) {
+    return dropout != nullptr && dropout->options.p() > 0.0;
+  };
+  return drops(dynamic_cast<const torch::nn::DropoutImpl*>(&module)) ||
+         drops(dynamic_cast<const torch::nn::Dropout2dImpl*>(&module)) ||
          drops(dynamic_cast<const torch::nn::Dropout3dImpl*>(&module)) ||
          drops(dynamic_cast<const torch::nn::AlphaDropoutImpl*>(&module)) ||
          drops(dynamic_cast<const torch::nn::FeatureAlphaDropoutImpl*>(&module));
 }
 
-void refuse_or_warn_of_dropout(const World& world, const LayerSpec& layer, std::int64_t index, torch::nn::Module& module) {
+void refuse_or_warn_of_dropout(const World& world, const LayerSpec& layer, std::int64_t index,
+                               torch::nn::Module& module) {
   for (const auto& part : module.modules()) {
     if (!draws_in_forward(*part)) continue;
-    const std::string text = fmt::format("pipeline: layer {} ({}) has a {} that draws from the process-wide generator, so its numbers depend on "
-                                         "the layout; use one with a generator of its own, or p = 0",
-                                         index, layer.type_name, detail::layer_type_name(part->name()));
+    const std::string text = fmt::format(
+        "pipeline: layer {} ({}) has a {} that draws from the process-wide generator, so its numbers depend on "
+        "the layout; use one with a generator of its own, or p = 0",
+        index, layer.type_name, detail::layer_type_name(part->name()));
     ESPALIER_CHECK_CONFIG(world.launcher() != "threads", "{}", text);
     world.log().warning(text);
     return;
@@ -177,11 +184,13 @@ void PipelineModule::State::name_parameters(const std::vector<TiedKey>& keys) {
       if (layers[layer.index].tied_key != key.key) continue;
       const auto attributes = layer.module->named_parameters();
       for (const std::string& wanted : first_use.attributes) {
-        ESPALIER_CHECK_CONFIG(attributes.contains(wanted), "pipeline: tied key '{}' names the attribute '{}', but {} has {}",
-                              key.key, wanted, first_use.type_name, fmt::join(attributes.keys(), ", "));
+        ESPALIER_CHECK_CONFIG(attributes.contains(wanted),
+                              "pipeline: tied key '{}' names the attribute '{}', but {} has {}", key.key, wanted,
+                              first_use.type_name, fmt::join(attributes.keys(), ", "));
       }
       for (const auto& attribute : attributes) {
-        if (!is_tied(first_use, attribute.key()) || !seen.insert(attribute.value().unsafeGetTensorImpl()).second) continue;
+        if (!is_tied(first_use, attribute.key()) || !seen.insert(attribute.value().unsafeGetTensorImpl()).second)
+          continue;
         const std::string name = key.key + "." + attribute.key();
         const auto found = std::ranges::find(parameters, name, &Parameter::name);
         if (found != parameters.end()) {
@@ -295,10 +304,11 @@ void PipelineModule::verify_tied() const {
         const at::Tensor copy = use.detach().contiguous();
         const std::int64_t at = first_difference(owners, copy);
         if (at < 0 || error) continue;
-        error = fmt::format("pipeline: rank {} (stage {}) has {} in element {} of tied {}, but its owner, rank {}, has {}; expected the "
-                            "same bits: call synchronize_tied after changing a copy",
-                            tied.group.world_rank(tied.group.rank()), stage(), copy.flatten()[at].item<double>(), at, parameter.name,
-                            tied.group.world_rank(0), owners.flatten()[at].item<double>());
+        error = fmt::format(
+            "pipeline: rank {} (stage {}) has {} in element {} of tied {}, but its owner, rank {}, has {}; expected the "
+            "same bits: call synchronize_tied after changing a copy",
+            tied.group.world_rank(tied.group.rank()), stage(), copy.flatten()[at].item<double>(), at, parameter.name,
+            tied.group.world_rank(0), owners.flatten()[at].item<double>());
       }
     }
   }

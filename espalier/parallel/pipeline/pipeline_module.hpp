@@ -28,8 +28,8 @@ struct PipelineOptions {
   std::function<bool(const LayerSpec& layer)> recompute_layer = {};
   // How stages hand each other activations and gradients.
   PointToPoint point_to_point = PointToPoint::automatic;
-  // Along the tensor axis each rank sends only its part of them, and the receiving ranks gather the parts: less to send where
-  // all ranks along it hold the same activations. Wrong where they do not.
+  // Along the tensor axis each rank sends only its part of them, and the receiving ranks gather the parts: less to send
+  // where all ranks along it hold the same activations. Wrong where they do not.
   bool partition_activations = false;
 };
 
@@ -41,8 +41,8 @@ struct TiedGroup {
 };
 
 // A list of layers cut into the stages of a mesh's pipe axis. Each rank builds the layers of its own stage only.
-// Construction is collective over the world: layers, cuts and seed are agreed on (ConfigError naming the first difference),
-// tied groups are connected, tied parameters are synchronised from their owners. A cheap handle.
+// Construction is collective over the world: layers, cuts and seed are agreed on (ConfigError naming the first
+// difference), tied groups are connected, tied parameters are synchronised from their owners. A cheap handle.
 class PipelineModule {
  public:
   PipelineModule(const Mesh& mesh, std::vector<LayerSpec> layers, const PipelineOptions& options = {});
@@ -63,11 +63,12 @@ class PipelineModule {
   std::span<const Parameter> buffers() const;
   std::span<const TiedGroup> tied_groups() const;
 
-  // tied parameters <- the owner's. Collective over the stages of each key; blocks. Done at construction and after loading.
+  // tied parameters <- the owner's. Collective over the stages of each key; blocks. Done at construction and after
+  // loading.
   void synchronize_tied() const;
 
-  // Compares every copy of a tied parameter with its owner's, bit for bit. Collective over the world; blocks. ConfigError, the
-  // same on every rank, naming a parameter, the ranks and the first element that differs.
+  // Compares every copy of a tied parameter with its owner's, bit for bit. Collective over the world; blocks.
+  // ConfigError, the same on every rank, naming a parameter, the ranks and the first element that differs.
   void verify_tied() const;
 
   const StageLinks& links() const;

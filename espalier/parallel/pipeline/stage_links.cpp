@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Link s joins the stages s and s + 1, the last one the last stage and the first. (The fall-back to broadcasts in pairs of
-// ranks after DeepSpeed's runtime.pipe.p2p.)
+// Link s joins the stages s and s + 1, the last one the last stage and the first. (The fall-back to broadcasts in pairs
+// of ranks after DeepSpeed's runtime.pipe.p2p.)
 #include "espalier/parallel/pipeline/stage_links.hpp"
 
 #include <ATen/ops/empty.h>
@@ -40,17 +40,21 @@ PointToPoint point_to_point_by_name(std::string_view name) {
 
 std::string_view to_string(PointToPoint how) {
   switch (how) {
-    case PointToPoint::automatic: return "auto";
-    case PointToPoint::send: return "send";
-    case PointToPoint::broadcast: return "broadcast";
+    case PointToPoint::automatic:
+      return "auto";
+    case PointToPoint::send:
+      return "send";
+    case PointToPoint::broadcast:
+      return "broadcast";
   }
   return "?";
 }
 
 std::int64_t wire_tag(bool to_next_stage, const MessageTag& tag) {
-  ESPALIER_CHECK_CONFIG(tag.chunk >= 0 && tag.chunk < kChunks && tag.micro_batch >= 0 && tag.micro_batch < kMicroBatches,
-                        "pipeline: a message of chunk {} and micro-batch {}; expected chunks below {} and micro-batches below {}",
-                        tag.chunk, tag.micro_batch, kChunks, kMicroBatches);
+  ESPALIER_CHECK_CONFIG(
+      tag.chunk >= 0 && tag.chunk < kChunks && tag.micro_batch >= 0 && tag.micro_batch < kMicroBatches,
+      "pipeline: a message of chunk {} and micro-batch {}; expected chunks below {} and micro-batches below {}",
+      tag.chunk, tag.micro_batch, kChunks, kMicroBatches);
   return (tag.micro_batch * kChunks + tag.chunk) * 2 + (to_next_stage ? 1 : 0);
 }
 
@@ -63,18 +67,21 @@ struct StageLinks::State {
     return (pipe.rank() + (neighbour == Neighbour::next ? 1 : pipe.size() - 1)) % pipe.size();
   }
   void check_not_alone() const {
-    ESPALIER_CHECK_CONFIG(pipe.size() > 1, "pipeline: the only stage has no neighbour to talk to; expected pipe of 2 at least");
+    ESPALIER_CHECK_CONFIG(pipe.size() > 1,
+                          "pipeline: the only stage has no neighbour to talk to; expected pipe of 2 at least");
   }
 };
 
 StageLinks::StageLinks(const World& world, const Group& pipe, PointToPoint how) {
   const bool can_send = pipe.capabilities().point_to_point;
-  ESPALIER_CHECK_CONFIG(how != PointToPoint::send || can_send,
-                        "pipeline: send and recv are asked for, but backend {} has no point-to-point operations; choose auto or broadcast",
-                        to_string(world.backend()));
+  ESPALIER_CHECK_CONFIG(
+      how != PointToPoint::send || can_send,
+      "pipeline: send and recv are asked for, but backend {} has no point-to-point operations; choose auto or broadcast",
+      to_string(world.backend()));
   auto state = std::make_shared<State>(State{.pipe = pipe, .previous = {}, .next = {}});
   if (pipe.size() > 1 && (how == PointToPoint::broadcast || !can_send)) {
-    for (std::int64_t link = 0; link < pipe.size(); ++link) {  // in this order on all ranks, so that connecting cannot block for ever
+    for (std::int64_t link = 0; link < pipe.size();
+         ++link) {  // in this order on all ranks, so that connecting cannot block for ever
       if (link == pipe.rank()) state->next = connect(world, pipe, link);
       if ((link + 1) % pipe.size() == pipe.rank()) state->previous = connect(world, pipe, link);
     }
@@ -102,7 +109,8 @@ Work StageLinks::recv(at::Tensor& tensor, Neighbour from, const MessageTag& tag)
 }
 
 void StageLinks::send_json(std::string_view text, Neighbour to, const MessageTag& tag) const {
-  ESPALIER_CHECK_CONFIG(nlohmann::json::accept(text), "pipeline: a message of {} bytes is no JSON; expected a JSON value", text.size());
+  ESPALIER_CHECK_CONFIG(nlohmann::json::accept(text),
+                        "pipeline: a message of {} bytes is no JSON; expected a JSON value", text.size());
   const at::Tensor length = at::empty({1}, at::kLong);
   *length.mutable_data_ptr<std::int64_t>() = static_cast<std::int64_t>(text.size());
   const at::Tensor bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);

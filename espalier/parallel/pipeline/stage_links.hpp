@@ -14,8 +14,8 @@
 
 namespace espalier {
 
-// How neighbouring stages hand each other tensors: by send and recv, or by broadcasts in groups of two ranks, which every
-// backend has. automatic: by send and recv where the backend has them.
+// How neighbouring stages hand each other tensors: by send and recv, or by broadcasts in groups of two ranks, which
+// every backend has. automatic: by send and recv where the backend has them.
 enum class PointToPoint { automatic, send, broadcast };
 
 // "auto", "send", "broadcast"; ConfigError with the legal names otherwise.
@@ -34,14 +34,14 @@ struct MessageTag {
 // micro-batches. ConfigError where chunk or micro-batch is out of range.
 std::int64_t wire_tag(bool to_next_stage, const MessageTag& tag);
 
-// A rank's links to the previous and to the next stage. The first stage follows the last; with two stages both links lead to
-// the same rank and are kept apart. Messages of a link are matched by tag, in the order sent. By broadcast the tag does not
-// count: both ends take up a link's messages of both directions in one order, which check() proves of a schedule. A cheap
-// handle.
+// A rank's links to the previous and to the next stage. The first stage follows the last; with two stages both links
+// lead to the same rank and are kept apart. Messages of a link are matched by tag, in the order sent. By broadcast the
+// tag does not count: both ends take up a link's messages of both directions in one order, which check() proves of a
+// schedule. A cheap handle.
 class StageLinks {
  public:
-  // `pipe` has one rank a stage, in their order. All its members call; blocks only where broadcasts have to be connected.
-  // ConfigError when sends are asked for and the backend has none.
+  // `pipe` has one rank a stage, in their order. All its members call; blocks only where broadcasts have to be
+  // connected. ConfigError when sends are asked for and the backend has none.
   StageLinks(const World& world, const Group& pipe, PointToPoint how);
 
   bool by_broadcast() const;
@@ -50,8 +50,8 @@ class StageLinks {
   Work send(const at::Tensor& tensor, Neighbour to, const MessageTag& tag) const;
   Work recv(at::Tensor& tensor, Neighbour from, const MessageTag& tag) const;
 
-  // A JSON text of any length. ConfigError when it is none. Receiving blocks, sending does not: without buffered sends the
-  // text arrives during the sender's later calls on this world.
+  // A JSON text of any length. ConfigError when it is none. Receiving blocks, sending does not: without buffered sends
+  // the text arrives during the sender's later calls on this world.
   void send_json(std::string_view text, Neighbour to, const MessageTag& tag) const;
   std::string recv_json(Neighbour from, const MessageTag& tag) const;
 

@@ -30,16 +30,14 @@ Permutation::Permutation(std::int64_t size, std::uint64_t key) : size_(size), ke
 }
 
 std::int64_t Permutation::operator()(std::int64_t position) const {
-  ESPALIER_CHECK(position >= 0 && position < size_, "position {} of a permutation of {}", position,
-                 size_);
+  ESPALIER_CHECK(position >= 0 && position < size_, "position {} of a permutation of {}", position, size_);
   const std::uint64_t mask = (std::uint64_t{1} << half_bits_) - 1;
   auto value = static_cast<std::uint64_t>(position);
   do {
     std::uint64_t left = value >> half_bits_;
     std::uint64_t right = value & mask;
     for (std::int64_t round = 0; round < kNumRounds; ++round) {
-      const std::uint64_t next =
-          left ^ (mix(mix(key_ + static_cast<std::uint64_t>(round)) + right) & mask);
+      const std::uint64_t next = left ^ (mix(mix(key_ + static_cast<std::uint64_t>(round)) + right) & mask);
       left = right;
       right = next;
     }
@@ -50,12 +48,10 @@ std::int64_t Permutation::operator()(std::int64_t position) const {
 
 Sampler::Sampler(const SamplerOptions& options) : options_(options) {
   const auto& [num_samples, batch, data, micro_batches, seed] = options;
-  ESPALIER_CHECK_CONFIG(num_samples >= 1,
-                        "sampler: the data set has {} samples; expected at least 1", num_samples);
-  ESPALIER_CHECK_CONFIG(
-      batch >= 1 && data >= 1 && micro_batches >= 1,
-      "sampler: batch {}, data {}, micro-batches {}; expected each to be at least 1", batch, data,
-      micro_batches);
+  ESPALIER_CHECK_CONFIG(num_samples >= 1, "sampler: the data set has {} samples; expected at least 1", num_samples);
+  ESPALIER_CHECK_CONFIG(batch >= 1 && data >= 1 && micro_batches >= 1,
+                        "sampler: batch {}, data {}, micro-batches {}; expected each to be at least 1", batch, data,
+                        micro_batches);
   ESPALIER_CHECK_CONFIG(batch % data == 0 && batch / data % micro_batches == 0,
                         "sampler: a batch of {} does not divide into data {} x micro-batches {} = "
                         "{} equal parts; expected a multiple "
@@ -69,10 +65,10 @@ std::vector<std::int64_t> Sampler::micro_batch(std::int64_t step, std::int64_t d
                                                std::int64_t micro_batch) const {
   ESPALIER_CHECK(step >= 0 && data_rank >= 0 && data_rank < options_.data && micro_batch >= 0 &&
                      micro_batch < options_.micro_batches,
-                 "step {}, data rank {} of {}, micro-batch {} of {}", step, data_rank,
-                 options_.data, micro_batch, options_.micro_batches);
-  const std::int64_t first = step * options_.batch +
-                             (data_rank * options_.micro_batches + micro_batch) * micro_batch_size_;
+                 "step {}, data rank {} of {}, micro-batch {} of {}", step, data_rank, options_.data, micro_batch,
+                 options_.micro_batches);
+  const std::int64_t first =
+      step * options_.batch + (data_rank * options_.micro_batches + micro_batch) * micro_batch_size_;
   std::vector<std::int64_t> samples;
   for (std::int64_t i = first; i < first + micro_batch_size_; ++i) {
     const std::int64_t epoch = i / options_.num_samples;

@@ -45,8 +45,7 @@ class Sampler {
   std::int64_t micro_batch_size() const { return micro_batch_size_; }
   // `micro_batch_size()` sample indices, each in 0 .. num_samples-1. Needs step >= 0, 0 <=
   // data_rank < data and 0 <= micro_batch < micro_batches (InternalError otherwise).
-  std::vector<std::int64_t> micro_batch(std::int64_t step, std::int64_t data_rank,
-                                        std::int64_t micro_batch) const;
+  std::vector<std::int64_t> micro_batch(std::int64_t step, std::int64_t data_rank, std::int64_t micro_batch) const;
 
  private:
   SamplerOptions options_;

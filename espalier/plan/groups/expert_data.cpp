@@ -11,13 +11,11 @@ namespace espalier {
 namespace {
 
 void check_variant(const ExpertDataSpec& spec) {
-  ESPALIER_CHECK_CONFIG(
-      spec.variant != ExpertDataVariant::seed || spec.pipe == 1,
-      "expert_data: pipe {} with the seed variant, which knows no stages; use v0_16 or v0_19",
-      spec.pipe);
+  ESPALIER_CHECK_CONFIG(spec.variant != ExpertDataVariant::seed || spec.pipe == 1,
+                        "expert_data: pipe {} with the seed variant, which knows no stages; use v0_16 or v0_19",
+                        spec.pipe);
   ESPALIER_CHECK_CONFIG(spec.variant == ExpertDataVariant::v0_19 || spec.model == 1,
-                        "expert_data: model {} with a variant that knows no model size; use v0_19",
-                        spec.model);
+                        "expert_data: model {} with a variant that knows no model size; use v0_19", spec.model);
   ESPALIER_CHECK_CONFIG(spec.model == 1 || spec.order == ExpertOrder::expert_first,
                         "expert_data: the data_first order cannot be combined with model {}; use "
                         "expert_first, or model 1",
@@ -25,14 +23,11 @@ void check_variant(const ExpertDataSpec& spec) {
 }
 
 // Expert groups, then expert data groups, of each stage in turn.
-void add_by_stage(GroupPlan& plan, const ExpertDataSpec& spec, const std::string& name,
-                  std::int64_t stage_size) {
+void add_by_stage(GroupPlan& plan, const ExpertDataSpec& spec, const std::string& name, std::int64_t stage_size) {
   const bool lanes = spec.lanes == ModelLanes::tensor;
   const std::int64_t tensor = lanes ? spec.model : 1;
   for (std::int64_t stage = 0; stage < spec.pipe; ++stage) {
-    const Grid grid({{"expert_data", stage_size / (spec.expert * tensor)},
-                     {"expert", spec.expert},
-                     {"tensor", tensor}},
+    const Grid grid({{"expert_data", stage_size / (spec.expert * tensor)}, {"expert", spec.expert}, {"tensor", tensor}},
                     stage * stage_size);
     plan.add(name, grid.family({"expert"}, {"tensor", "expert_data"}));
     plan.add(name + ".data", grid.family({"expert_data", "tensor"}));
@@ -63,8 +58,7 @@ GroupPlan expert_data_plan(std::int64_t world_size, const ExpertDataSpec& spec) 
   const GridAxis replicas{"expert_data", stage_size / spec.expert};
   const GridAxis experts{"expert", spec.expert};
   const bool expert_first = spec.order == ExpertOrder::expert_first;
-  const Grid grid{
-      {"pipe", spec.pipe}, expert_first ? replicas : experts, expert_first ? experts : replicas};
+  const Grid grid{{"pipe", spec.pipe}, expert_first ? replicas : experts, expert_first ? experts : replicas};
   plan.add(name + ".data", grid.family({"expert_data"}));
   plan.add(name, grid.family({"expert"}));
   return plan;

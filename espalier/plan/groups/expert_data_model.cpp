@@ -12,18 +12,16 @@ GroupPlan expert_data_model_plan(const Layout& layout, const ExpertDataModelSpec
   constexpr const char* kWhere = "expert_data_model";
   const RankSet stage = layout.group("stage", 0);
   const RankSet tensor = layout.group("tensor", 0);
-  ESPALIER_CHECK_CONFIG(
-      stage == RankSet::range(0, stage.size()) && tensor == RankSet::range(0, tensor.size()),
-      "{}: in the layout {} the first stage is {} and the first tensor group {}; expected blocks "
-      "of "
-      "neighbours: choose an order with pipe first and tensor last",
-      kWhere, layout.to_string(), stage.to_string(), tensor.to_string());
+  ESPALIER_CHECK_CONFIG(stage == RankSet::range(0, stage.size()) && tensor == RankSet::range(0, tensor.size()),
+                        "{}: in the layout {} the first stage is {} and the first tensor group {}; expected blocks "
+                        "of "
+                        "neighbours: choose an order with pipe first and tensor last",
+                        kWhere, layout.to_string(), stage.to_string(), tensor.to_string());
   const std::int64_t expert_tensor = spec.expert_tensor == 0 ? tensor.size() : spec.expert_tensor;
   check_divides(kWhere, "expert_tensor", expert_tensor, "the stage", stage.size());
   const std::int64_t lane = stage.size() / expert_tensor;
   check_divides(kWhere, "expert", spec.expert,
-                fmt::format("a lane (stage {} / expert_tensor {})", stage.size(), expert_tensor),
-                lane);
+                fmt::format("a lane (stage {} / expert_tensor {})", stage.size(), expert_tensor), lane);
 
   const GridAxis replicas{"expert_data", lane / spec.expert};
   const GridAxis experts{"expert", spec.expert};

@@ -10,15 +10,12 @@
 namespace espalier {
 
 GroupPlan::GroupPlan(std::int64_t world_size) : world_size_(world_size) {
-  ESPALIER_CHECK_CONFIG(world_size >= 1, "group plan: the world has {} ranks; expected at least 1",
-                        world_size);
+  ESPALIER_CHECK_CONFIG(world_size >= 1, "group plan: the world has {} ranks; expected at least 1", world_size);
 }
 
 void GroupPlan::add(std::string_view family, const Family& sets) {
   ESPALIER_CHECK_CONFIG(
-      !ranks_,
-      "group plan: {} cannot be added to a plan that was moved to other ranks; add it before",
-      family);
+      !ranks_, "group plan: {} cannot be added to a plan that was moved to other ranks; add it before", family);
   const RankSet last = sets.grid().ranks();
   ESPALIER_CHECK_CONFIG(last.member(last.size() - 1) < world_size_,
                         "group plan: family {} over {} has ranks up to {}, but the world has {}; "
@@ -39,10 +36,9 @@ void GroupPlan::append(std::string_view family, const Family& sets) {
 }
 
 void GroupPlan::include(const GroupPlan& other) {
-  ESPALIER_CHECK_CONFIG(
-      other.world_size_ == world_size_ && other.ranks_ == ranks_,
-      "group plan: a plan of {} ranks cannot be included in one of {}; expected the same ranks",
-      other.world_size_, world_size_);
+  ESPALIER_CHECK_CONFIG(other.world_size_ == world_size_ && other.ranks_ == ranks_,
+                        "group plan: a plan of {} ranks cannot be included in one of {}; expected the same ranks",
+                        other.world_size_, world_size_);
   for (const std::string& family : other.families()) {
     std::vector<std::string> here;
     std::vector<std::string> there;
@@ -59,15 +55,13 @@ void GroupPlan::include(const GroupPlan& other) {
   }
   const std::vector<std::string> known = families();
   for (const Piece& piece : other.pieces_) {
-    if (std::find(known.begin(), known.end(), piece.family) == known.end())
-      append(piece.family, piece.sets);
+    if (std::find(known.begin(), known.end(), piece.family) == known.end()) append(piece.family, piece.sets);
   }
 }
 
 GroupPlan GroupPlan::on(const RankSet& ranks) const {
   ESPALIER_CHECK_CONFIG(ranks.size() == world_size_ && !ranks_,
-                        "group plan: {} ranks for a plan of {}; expected one for each",
-                        ranks.size(), world_size_);
+                        "group plan: {} ranks for a plan of {}; expected one for each", ranks.size(), world_size_);
   GroupPlan plan = *this;
   if (ranks != RankSet::range(0, world_size_)) plan.ranks_ = ranks;
   return plan;
@@ -76,34 +70,30 @@ GroupPlan GroupPlan::on(const RankSet& ranks) const {
 RankSet GroupPlan::translated(const RankSet& set) const { return ranks_ ? ranks_->pick(set) : set; }
 
 PlannedGroup GroupPlan::group(std::int64_t index) const {
-  ESPALIER_CHECK_CONFIG(index >= 0 && index < size_,
-                        "group plan: there is no group {}; expected 0 to {}", index, size_ - 1);
-  const auto next =
-      std::upper_bound(pieces_.begin(), pieces_.end(), index,
-                       [](std::int64_t i, const Piece& piece) { return i < piece.first; });
+  ESPALIER_CHECK_CONFIG(index >= 0 && index < size_, "group plan: there is no group {}; expected 0 to {}", index,
+                        size_ - 1);
+  const auto next = std::upper_bound(pieces_.begin(), pieces_.end(), index,
+                                     [](std::int64_t i, const Piece& piece) { return i < piece.first; });
   const Piece& piece = *std::prev(next);
   const std::int64_t i = index - piece.first;
-  return {fmt::format("{}[{}]", piece.family, piece.first_in_family + i),
-          translated(piece.sets.set(i))};
+  return {fmt::format("{}[{}]", piece.family, piece.first_in_family + i), translated(piece.sets.set(i))};
 }
 
 std::vector<std::string> GroupPlan::families() const {
   std::vector<std::string> names;
   for (const Piece& piece : pieces_) {
-    if (std::find(names.begin(), names.end(), piece.family) == names.end())
-      names.push_back(piece.family);
+    if (std::find(names.begin(), names.end(), piece.family) == names.end()) names.push_back(piece.family);
   }
   return names;
 }
 
 bool GroupPlan::has(std::string_view family) const {
-  return std::any_of(pieces_.begin(), pieces_.end(),
-                     [&](const Piece& piece) { return piece.family == family; });
+  return std::any_of(pieces_.begin(), pieces_.end(), [&](const Piece& piece) { return piece.family == family; });
 }
 
 void GroupPlan::check_family(std::string_view family) const {
-  ESPALIER_CHECK_CONFIG(has(family), "group plan: there is no family '{}'; expected one of {}",
-                        family, fmt::join(families(), ", "));
+  ESPALIER_CHECK_CONFIG(has(family), "group plan: there is no family '{}'; expected one of {}", family,
+                        fmt::join(families(), ", "));
 }
 
 std::int64_t GroupPlan::size(std::string_view family) const {
@@ -141,8 +131,7 @@ std::vector<std::int64_t> GroupPlan::groups_of(std::int64_t rank) const {
   return groups;
 }
 
-std::vector<std::int64_t> GroupPlan::communicators_of(std::int64_t rank,
-                                                      std::int64_t world_size) const {
+std::vector<std::int64_t> GroupPlan::communicators_of(std::int64_t rank, std::int64_t world_size) const {
   std::vector<std::int64_t> opened;
   std::vector<RankSet> known{RankSet::range(0, world_size)};
   for (const std::int64_t index : groups_of(rank)) {

@@ -37,9 +37,8 @@ class GroupPlan {
   GroupPlan on(const RankSet& ranks) const;
 
   std::int64_t world_size() const { return world_size_; }
-  std::int64_t size() const { return size_; }  // number of groups
-  PlannedGroup group(
-      std::int64_t index) const;  // in creation order; ConfigError unless 0 <= index < size
+  std::int64_t size() const { return size_; }        // number of groups
+  PlannedGroup group(std::int64_t index) const;      // in creation order; ConfigError unless 0 <= index < size
   std::vector<std::string> families() const;         // in order of first appearance
   std::int64_t size(std::string_view family) const;  // number of groups of a family
 

@@ -33,8 +33,7 @@ bool crosses(const RankSet& ranks, std::span<const std::int64_t> host_of_rank) {
 
 }  // namespace
 
-std::vector<std::string> host_crossings(const GroupPlan& plan,
-                                        std::span<const std::int64_t> host_of_rank) {
+std::vector<std::string> host_crossings(const GroupPlan& plan, std::span<const std::int64_t> host_of_rank) {
   ESPALIER_CHECK_CONFIG(plan.ranks().last() < static_cast<std::int64_t>(host_of_rank.size()),
                         "host crossings: hosts are known of {} ranks, but the plan has ranks up to "
                         "{}; expected one for each",
@@ -58,20 +57,19 @@ std::vector<std::string> host_crossings(const GroupPlan& plan,
     if (found == by_family.end()) continue;
     Crossings& mine = found->second;
     mine.size = plan.size(family);
-    auto twin = std::find_if(all.begin(), all.end(),
-                             [&](const Crossings& each) { return each.same_as(mine); });
+    auto twin = std::find_if(all.begin(), all.end(), [&](const Crossings& each) { return each.same_as(mine); });
     if (twin == all.end()) twin = all.insert(twin, mine);
     twin->families.push_back(family);
   }
   std::vector<std::string> lines;
   for (const Crossings& each : all) {
     const std::int64_t span = each.first.last() - each.first.first() + 1;
-    lines.push_back(fmt::format(
-        "{}: {} of {} groups cross{} hosts, {} first, though the {} ranks from {} to {} would fit "
-        "on one host of {}; let sizes divide the ranks of a host, and give neighbouring ranks the "
-        "same host",
-        fmt::join(each.families, ", "), each.count, each.size, each.count == 1 ? "es" : "",
-        each.first.to_string(), span, each.first.first(), each.first.last(), largest));
+    lines.push_back(
+        fmt::format("{}: {} of {} groups cross{} hosts, {} first, though the {} ranks from {} to {} would fit "
+                    "on one host of {}; let sizes divide the ranks of a host, and give neighbouring ranks the "
+                    "same host",
+                    fmt::join(each.families, ", "), each.count, each.size, each.count == 1 ? "es" : "",
+                    each.first.to_string(), span, each.first.first(), each.first.last(), largest));
   }
   return lines;
 }

@@ -6,8 +6,7 @@
 
 namespace espalier {
 
-GroupPlan inference_expert_plan(std::int64_t world_size,
-                                std::span<const std::int64_t> expert_sizes) {
+GroupPlan inference_expert_plan(std::int64_t world_size, std::span<const std::int64_t> expert_sizes) {
   GroupPlan plan(world_size);
   for (std::int64_t size : expert_sizes) {
     check_divides("inference", "expert-parallel size", size, "the world", world_size);
@@ -21,8 +20,7 @@ GroupPlan inference_expert_plan(std::int64_t world_size,
   return plan;
 }
 
-GroupPlan inference_model_plan(std::int64_t world_size,
-                               std::span<const std::int64_t> tensor_sizes) {
+GroupPlan inference_model_plan(std::int64_t world_size, std::span<const std::int64_t> tensor_sizes) {
   GroupPlan plan(world_size);
   for (std::int64_t size : tensor_sizes) {
     ESPALIER_CHECK_CONFIG(size >= 1 && size <= world_size,

@@ -13,8 +13,7 @@ namespace espalier {
 // experts): for each different size N in turn the family "ep_size_N" (blocks of neighbours) and, if
 // there are several, "ep_size_N.model" (the same place in every block). ConfigError unless each
 // size divides the world.
-GroupPlan inference_expert_plan(std::int64_t world_size,
-                                std::span<const std::int64_t> expert_sizes);
+GroupPlan inference_expert_plan(std::int64_t world_size, std::span<const std::int64_t> expert_sizes);
 
 // DeepSpeed's inference _create_model_parallel_group, for engines with these tensor-parallel sizes:
 // for each different size N the family "tp_size_N" of one group, ranks 0 .. N-1. Later ranks take

@@ -31,20 +31,18 @@ Grid make_grid(const MegatronSpec& spec) {
                         spec.ep, spec.cp);
   std::vector<GridAxis> axes;  // fastest first
   for (std::string_view name : split_names(spec.order)) {
-    const auto found = std::find_if(sizes.begin(), sizes.end(),
-                                    [&](const GridAxis& axis) { return axis.name == name; });
-    ESPALIER_CHECK_CONFIG(
-        found != sizes.end(),
-        "megatron: the order '{}' names '{}'; expected tp, cp, ep, dp and pp, joined by '-'",
-        spec.order, name);
+    const auto found =
+        std::find_if(sizes.begin(), sizes.end(), [&](const GridAxis& axis) { return axis.name == name; });
+    ESPALIER_CHECK_CONFIG(found != sizes.end(),
+                          "megatron: the order '{}' names '{}'; expected tp, cp, ep, dp and pp, joined by '-'",
+                          spec.order, name);
     axes.push_back(*found);
   }
   for (const GridAxis& axis : sizes) {
     if (std::find(axes.begin(), axes.end(), axis) != axes.end()) continue;
-    ESPALIER_CHECK_CONFIG(
-        axis.size == 1,
-        "megatron: the order '{}' leaves out {} of size {}; only axes of size 1 may be left out",
-        spec.order, axis.name, axis.size);
+    ESPALIER_CHECK_CONFIG(axis.size == 1,
+                          "megatron: the order '{}' leaves out {} of size {}; only axes of size 1 may be left out",
+                          spec.order, axis.name, axis.size);
     axes.push_back(axis);
   }
   std::reverse(axes.begin(), axes.end());
@@ -64,8 +62,8 @@ Family MegatronRanks::family(std::string_view token) const {
 GroupPlan MegatronRanks::embedding_plan() const {
   const std::int64_t last = grid_.size("pp") - 1;
   GroupPlan plan(grid_.offset() + grid_.size());
-  plan.add("embedding", grid_.family({{"pp", last == 0 ? std::vector<std::int64_t>{0}
-                                                       : std::vector<std::int64_t>{0, last}}}));
+  plan.add("embedding",
+           grid_.family({{"pp", last == 0 ? std::vector<std::int64_t>{0} : std::vector<std::int64_t>{0, last}}}));
   plan.add("position_embedding", grid_.family({{"pp", {0}}}));
   return plan;
 }
@@ -76,11 +74,10 @@ GroupPlan ep_folding_plan(std::int64_t world_size, const EpFoldingSpec& spec) {
   const std::int64_t stage = world_size / spec.pp;
   check_divides(kWhere, "tp", spec.tp, "the stage", stage);
   check_divides(kWhere, "ep", spec.ep, "the stage", stage);
-  ESPALIER_CHECK_CONFIG(
-      spec.etp == 1,
-      "ep_folding: etp {}, for which folding has no groups; expected 1, or a layout with "
-      "tensor={},expert={},expert_tensor={}",
-      spec.etp, spec.tp, spec.ep, spec.etp);
+  ESPALIER_CHECK_CONFIG(spec.etp == 1,
+                        "ep_folding: etp {}, for which folding has no groups; expected 1, or a layout with "
+                        "tensor={},expert={},expert_tensor={}",
+                        spec.etp, spec.tp, spec.ep, spec.etp);
   const Grid dense{{"pp", spec.pp}, {"dp", stage / spec.tp}, {"tp", spec.tp}};
   const Grid experts{{"pp", spec.pp}, {"edp", stage / spec.ep}, {"ep", spec.ep}};
   GroupPlan plan(world_size);

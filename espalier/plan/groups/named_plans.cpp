@@ -40,8 +40,8 @@ class Settings {
   Settings(std::string_view plan, std::span<const std::string> given) : plan_(plan) {
     for (const std::string& item : given) {
       const std::size_t equals = item.find('=');
-      ESPALIER_CHECK_CONFIG(equals != std::string::npos && equals > 0,
-                            "plan {}: '{}' is not of the form key=value", plan_, item);
+      ESPALIER_CHECK_CONFIG(equals != std::string::npos && equals > 0, "plan {}: '{}' is not of the form key=value",
+                            plan_, item);
       const std::string key = item.substr(0, equals);
       ESPALIER_CHECK_CONFIG(find(key) == nullptr, "plan {}: '{}' is given twice", plan_, key);
       entries_.push_back({key, item.substr(equals + 1)});
@@ -64,8 +64,7 @@ class Settings {
   // The parts of a list, which must be there.
   std::vector<std::string> texts(std::string_view key) {
     const Entry* entry = take(key);
-    ESPALIER_CHECK_CONFIG(entry != nullptr, "plan {}: {} is missing; expected {}=A,B,...", plan_,
-                          key, key);
+    ESPALIER_CHECK_CONFIG(entry != nullptr, "plan {}: {} is missing; expected {}=A,B,...", plan_, key, key);
     return split(entry->value, ',');
   }
 
@@ -76,8 +75,7 @@ class Settings {
 
   // The first of the choices is the default.
   template <class Value>
-  Value choice(std::string_view key,
-               std::initializer_list<std::pair<std::string_view, Value>> choices) {
+  Value choice(std::string_view key, std::initializer_list<std::pair<std::string_view, Value>> choices) {
     const Entry* entry = take(key);
     if (entry == nullptr) return choices.begin()->second;
     std::vector<std::string_view> names;
@@ -85,8 +83,8 @@ class Settings {
       if (name == entry->value) return value;
       names.push_back(name);
     }
-    throw ConfigError(fmt::format("plan {}: {} is '{}'; expected one of {}", plan_, key,
-                                  entry->value, fmt::join(names, ", ")));
+    throw ConfigError(
+        fmt::format("plan {}: {} is '{}'; expected one of {}", plan_, key, entry->value, fmt::join(names, ", ")));
   }
 
   // All that was not taken yet, as axes.
@@ -102,8 +100,7 @@ class Settings {
 
   void refuse_what_is_left(std::string_view legal) const {
     for (const Entry& entry : entries_) {
-      ESPALIER_CHECK_CONFIG(entry.taken, "plan {}: there is no '{}'; it takes {}", plan_, entry.key,
-                            legal);
+      ESPALIER_CHECK_CONFIG(entry.taken, "plan {}: there is no '{}'; it takes {}", plan_, entry.key, legal);
     }
   }
 
@@ -115,8 +112,8 @@ class Settings {
   };
 
   Entry* find(std::string_view key) {
-    const auto entry = std::find_if(entries_.begin(), entries_.end(),
-                                    [&](const Entry& each) { return each.key == key; });
+    const auto entry =
+        std::find_if(entries_.begin(), entries_.end(), [&](const Entry& each) { return each.key == key; });
     return entry == entries_.end() ? nullptr : &*entry;
   }
 
@@ -139,8 +136,8 @@ class Settings {
 };
 
 ExpertOrder expert_order(Settings& settings) {
-  return settings.choice<ExpertOrder>("order", {{"expert_first", ExpertOrder::expert_first},
-                                                {"data_first", ExpertOrder::data_first}});
+  return settings.choice<ExpertOrder>(
+      "order", {{"expert_first", ExpertOrder::expert_first}, {"data_first", ExpertOrder::data_first}});
 }
 
 GroupPlan model_data(std::int64_t world_size, Settings& settings) {
@@ -149,24 +146,20 @@ GroupPlan model_data(std::int64_t world_size, Settings& settings) {
 
 GroupPlan expert_data(std::int64_t world_size, Settings& settings) {
   return expert_data_plan(
-      world_size,
-      {.expert = settings.number("expert", 1),
-       .pipe = settings.number("pipe", 1),
-       .order = expert_order(settings),
-       .variant = settings.choice<ExpertDataVariant>("variant",
-                                                     {{"v0.16", ExpertDataVariant::v0_16},
-                                                      {"v0.19", ExpertDataVariant::v0_19},
-                                                      {"seed", ExpertDataVariant::seed}}),
-       .model = settings.number("model", 1),
-       .lanes = settings.choice<ModelLanes>("lanes", {{"tensor", ModelLanes::tensor},
-                                                      {"sequence", ModelLanes::sequence},
-                                                      {"folded", ModelLanes::folded}})});
+      world_size, {.expert = settings.number("expert", 1),
+                   .pipe = settings.number("pipe", 1),
+                   .order = expert_order(settings),
+                   .variant = settings.choice<ExpertDataVariant>("variant", {{"v0.16", ExpertDataVariant::v0_16},
+                                                                             {"v0.19", ExpertDataVariant::v0_19},
+                                                                             {"seed", ExpertDataVariant::seed}}),
+                   .model = settings.number("model", 1),
+                   .lanes = settings.choice<ModelLanes>("lanes", {{"tensor", ModelLanes::tensor},
+                                                                  {"sequence", ModelLanes::sequence},
+                                                                  {"folded", ModelLanes::folded}})});
 }
 
 GroupPlan expert_data_model(std::int64_t world_size, Settings& settings) {
-  const Layout layout({.pipe = settings.number("pipe", 1),
-                       .data = kRest,
-                       .tensor = settings.number("tensor", 1)},
+  const Layout layout({.pipe = settings.number("pipe", 1), .data = kRest, .tensor = settings.number("tensor", 1)},
                       world_size);
   return expert_data_model_plan(layout, {.expert = settings.number("expert", 1),
                                          .order = expert_order(settings),
@@ -191,18 +184,16 @@ ProcessTopology topology_of(std::int64_t world_size, Settings& settings) {
     sizes.push_back(axis.size);
   }
   const ProcessTopology topology(names, sizes);
-  ESPALIER_CHECK_CONFIG(
-      topology.world_size() == world_size,
-      "plan {}: {} = {} ranks, but the world has {}; expected axes whose sizes multiply to it",
-      settings.plan(), topology.grid().to_string(), topology.world_size(), world_size);
+  ESPALIER_CHECK_CONFIG(topology.world_size() == world_size,
+                        "plan {}: {} = {} ranks, but the world has {}; expected axes whose sizes multiply to it",
+                        settings.plan(), topology.grid().to_string(), topology.world_size(), world_size);
   return topology;
 }
 
 GroupPlan topology(std::int64_t world_size, Settings& settings) {
   const ProcessTopology topology = topology_of(world_size, settings);
   GroupPlan plan(world_size);
-  for (const GridAxis& axis : topology.grid().axes())
-    plan.add(axis.name, topology.grid().family({Varying(axis.name)}));
+  for (const GridAxis& axis : topology.grid().axes()) plan.add(axis.name, topology.grid().family({Varying(axis.name)}));
   return plan;
 }
 
@@ -234,11 +225,9 @@ GroupPlan local_global(std::int64_t world_size, Settings& settings) {
 }
 
 GroupPlan mics(std::int64_t world_size, Settings& settings) {
-  return mics_plan(world_size,
-                   {.shard = settings.number("shard", 1),
-                    .devices_per_node = settings.number("devices_per_node", 1),
-                    .hierarchical = settings.choice<bool>("hierarchical",
-                                                          {{"no", false}, {"yes", true}})});
+  return mics_plan(world_size, {.shard = settings.number("shard", 1),
+                                .devices_per_node = settings.number("devices_per_node", 1),
+                                .hierarchical = settings.choice<bool>("hierarchical", {{"no", false}, {"yes", true}})});
 }
 
 MegatronRanks megatron_ranks(std::int64_t world_size, Settings& settings) {
@@ -293,15 +282,13 @@ struct Row {
 };
 
 constexpr std::array<Row, 17> kRows{{
-    {{"layout", "pipe=1 data=1 context=1 tensor=1 expert=1 expert_tensor=tensor order=deepspeed"},
-     layout},
+    {{"layout", "pipe=1 data=1 context=1 tensor=1 expert=1 expert_tensor=tensor order=deepspeed"}, layout},
     {{"model_data", "model=1"}, model_data},
     {{"expert_data",
       "expert=1 pipe=1 order=expert_first|data_first variant=v0.16|v0.19|seed model=1 "
       "lanes=tensor|sequence|folded"},
      expert_data},
-    {{"expert_data_model",
-      "pipe=1 tensor=1 expert=1 expert_tensor=tensor order=expert_first|data_first"},
+    {{"expert_data_model", "pipe=1 tensor=1 expert=1 expert_tensor=tensor order=expert_first|data_first"},
      expert_data_model},
     {{"inference_expert", "sizes=A,B,..."}, inference_expert},
     {{"inference_model", "sizes=A,B,..."}, inference_model},
@@ -313,11 +300,8 @@ constexpr std::array<Row, 17> kRows{{
     {{"secondary_shard", "size=1"}, secondary_shard},
     {{"local_global", "devices_per_node=1"}, local_global},
     {{"mics", "shard=1 devices_per_node=1 hierarchical=no|yes"}, mics},
-    {{"megatron",
-      "tp=1 cp=1 ep=1 dp=1 pp=1 order=tp-cp-ep-dp-pp rank_offset=0 families=tp,cp,ep,dp,pp"},
-     megatron},
-    {{"megatron_embedding", "tp=1 cp=1 ep=1 dp=1 pp=1 order=tp-cp-ep-dp-pp rank_offset=0"},
-     megatron_embedding},
+    {{"megatron", "tp=1 cp=1 ep=1 dp=1 pp=1 order=tp-cp-ep-dp-pp rank_offset=0 families=tp,cp,ep,dp,pp"}, megatron},
+    {{"megatron_embedding", "tp=1 cp=1 ep=1 dp=1 pp=1 order=tp-cp-ep-dp-pp rank_offset=0"}, megatron_embedding},
     {{"ep_folding", "pp=1 tp=1 ep=1 etp=1"}, ep_folding},
 }};
 
@@ -331,17 +315,13 @@ constexpr auto kPlans = [] {
 
 std::span<const NamedPlan> named_plans() { return kPlans; }
 
-GroupPlan plan_by_name(std::string_view name, std::int64_t world_size,
-                       std::span<const std::string> given) {
-  ESPALIER_CHECK_CONFIG(world_size >= 1, "plan {}: the world has {} ranks; expected at least 1",
-                        name, world_size);
-  const auto row = std::find_if(kRows.begin(), kRows.end(),
-                                [&](const Row& each) { return each.plan.name == name; });
+GroupPlan plan_by_name(std::string_view name, std::int64_t world_size, std::span<const std::string> given) {
+  ESPALIER_CHECK_CONFIG(world_size >= 1, "plan {}: the world has {} ranks; expected at least 1", name, world_size);
+  const auto row = std::find_if(kRows.begin(), kRows.end(), [&](const Row& each) { return each.plan.name == name; });
   if (row == kRows.end()) {
     std::vector<std::string_view> names;
     for (const NamedPlan& plan : kPlans) names.push_back(plan.name);
-    throw ConfigError(
-        fmt::format("plan: there is no '{}'; there are {}", name, fmt::join(names, ", ")));
+    throw ConfigError(fmt::format("plan: there is no '{}'; there are {}", name, fmt::join(names, ", ")));
   }
   Settings settings(name, given);
   GroupPlan plan = row->build(world_size, settings);

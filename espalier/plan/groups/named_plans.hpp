@@ -23,8 +23,7 @@ std::span<const NamedPlan> named_plans();
 // The plan `name` for ranks 0 .. world_size-1. `settings` are of the form "key=value"; lists are
 // joined by ','. Axes (where settings says so) are given slowest first: "pipe=2", "data=4".
 // ConfigError, with the legal ones, for unknown names, keys and values, and as the builder says.
-GroupPlan plan_by_name(std::string_view name, std::int64_t world_size,
-                       std::span<const std::string> settings);
+GroupPlan plan_by_name(std::string_view name, std::int64_t world_size, std::span<const std::string> settings);
 
 // All families of a layout, in the order in which they are created.
 GroupPlan layout_plan(const Layout& layout);

@@ -12,28 +12,21 @@ PipelineGrid::PipelineGrid(const ProcessTopology& topology, std::optional<RankSe
     : topology_(topology), ranks_(ranks ? *ranks : topology.grid().ranks()) {
   const Grid& grid = topology_.grid();
   ESPALIER_CHECK_CONFIG(grid.has("pipe") && grid.has("data"),
-                        "pipeline grid: the topology {} lacks a pipe or a data axis; expected both",
-                        grid.to_string());
-  ESPALIER_CHECK_CONFIG(
-      ranks_.size() == grid.size(),
-      "pipeline grid: {} has {} ranks, but there are {}; expected sizes that multiply to that",
-      grid.to_string(), grid.size(), ranks_.size());
+                        "pipeline grid: the topology {} lacks a pipe or a data axis; expected both", grid.to_string());
+  ESPALIER_CHECK_CONFIG(ranks_.size() == grid.size(),
+                        "pipeline grid: {} has {} ranks, but there are {}; expected sizes that multiply to that",
+                        grid.to_string(), grid.size(), ranks_.size());
 }
 
 std::int64_t PipelineGrid::part(std::int64_t rank) const {
   const auto part = ranks_.index_of(rank);
-  ESPALIER_CHECK_CONFIG(part.has_value(), "pipeline grid: rank {} is not one of {}", rank,
-                        ranks_.to_string());
+  ESPALIER_CHECK_CONFIG(part.has_value(), "pipeline grid: rank {} is not one of {}", rank, ranks_.to_string());
   return *part;
 }
 
-std::int64_t PipelineGrid::stage(std::int64_t rank) const {
-  return topology_.grid().coordinate("pipe", part(rank));
-}
+std::int64_t PipelineGrid::stage(std::int64_t rank) const { return topology_.grid().coordinate("pipe", part(rank)); }
 
-std::int64_t PipelineGrid::data_id(std::int64_t rank) const {
-  return topology_.grid().coordinate("data", part(rank));
-}
+std::int64_t PipelineGrid::data_id(std::int64_t rank) const { return topology_.grid().coordinate("data", part(rank)); }
 
 std::int64_t PipelineGrid::stage_to_global(std::int64_t rank, std::int64_t stage,
                                            std::span<const AxisCoordinate> replaced) const {
@@ -64,10 +57,9 @@ GroupPlan PipelineGrid::plan() const {
 
 GroupPlan PipelineGrid::pair_plan() const {
   const std::int64_t stages = num_stages();
-  ESPALIER_CHECK_CONFIG(
-      stages > 1,
-      "pipeline grid: {} has one stage, which has no neighbours; expected pipe of 2 at least",
-      topology_.grid().to_string());
+  ESPALIER_CHECK_CONFIG(stages > 1,
+                        "pipeline grid: {} has one stage, which has no neighbours; expected pipe of 2 at least",
+                        topology_.grid().to_string());
   GroupPlan plan(topology_.world_size());
   for (std::int64_t stage = 0; stage < stages; ++stage) {
     const std::int64_t next = (stage + 1) % stages;

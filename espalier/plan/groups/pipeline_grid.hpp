@@ -19,8 +19,7 @@ class PipelineGrid {
  public:
   // ConfigError without those axes, or unless `ranks` (default: 0 .. world-1 of the topology) has
   // as many members.
-  explicit PipelineGrid(const ProcessTopology& topology,
-                        std::optional<RankSet> ranks = std::nullopt);
+  explicit PipelineGrid(const ProcessTopology& topology, std::optional<RankSet> ranks = std::nullopt);
 
   const ProcessTopology& topology() const { return topology_; }
   std::int64_t num_stages() const { return topology_.size("pipe"); }

@@ -13,12 +13,10 @@ namespace {
 
 void check_cuts(std::span<const std::int64_t> cuts, std::int64_t stages, std::int64_t num_layers) {
   ESPALIER_CHECK_CONFIG(static_cast<std::int64_t>(cuts.size()) == stages + 1,
-                        "tied layers: {} cuts for {} stages; expected one more than stages",
-                        cuts.size(), stages);
-  ESPALIER_CHECK_CONFIG(
-      std::is_sorted(cuts.begin(), cuts.end()) && cuts.front() == 0 && cuts.back() == num_layers,
-      "tied layers: the cuts [{}] do not run from 0 to the {} layers in ascending order",
-      fmt::join(cuts, ","), num_layers);
+                        "tied layers: {} cuts for {} stages; expected one more than stages", cuts.size(), stages);
+  ESPALIER_CHECK_CONFIG(std::is_sorted(cuts.begin(), cuts.end()) && cuts.front() == 0 && cuts.back() == num_layers,
+                        "tied layers: the cuts [{}] do not run from 0 to the {} layers in ascending order",
+                        fmt::join(cuts, ","), num_layers);
 }
 
 // All axes but pipe: data, model, then the others in declared order.
@@ -28,8 +26,7 @@ std::vector<std::string_view> held_axes(const Grid& grid) {
     if (grid.has(axis)) held.push_back(axis);
   }
   for (const GridAxis& axis : grid.axes()) {
-    if (axis.name != "pipe" && axis.name != "data" && axis.name != "model")
-      held.push_back(axis.name);
+    if (axis.name != "pipe" && axis.name != "data" && axis.name != "model") held.push_back(axis.name);
   }
   return held;
 }

@@ -24,9 +24,7 @@ struct TiedKey {
 class TiedPlan {
  public:
   const std::vector<TiedKey>& keys() const { return keys_; }  // in the order of their first layers
-  const GroupPlan& groups() const {
-    return groups_;
-  }  // one family per key; by data, model, then further axes
+  const GroupPlan& groups() const { return groups_; }         // one family per key; by data, model, then further axes
 
   // The first member of rank's group of a key: its copy counts in norms, parameter counts and
   // checkpoints. nullopt if the rank holds no copy.
@@ -35,8 +33,7 @@ class TiedPlan {
   bool is_replica(std::string_view key, std::int64_t rank) const;
 
  private:
-  friend TiedPlan tied_plan(const ProcessTopology&, std::span<const std::string>,
-                            std::span<const std::int64_t>);
+  friend TiedPlan tied_plan(const ProcessTopology&, std::span<const std::string>, std::span<const std::int64_t>);
   explicit TiedPlan(std::int64_t world_size) : groups_(world_size) {}
 
   std::vector<TiedKey> keys_;

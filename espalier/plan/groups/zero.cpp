@@ -34,8 +34,7 @@ GroupPlan local_global_plan(std::int64_t world_size, std::int64_t devices_per_no
                         "local_global: {} ranks fill {} nodes of {} devices and leave {} over; "
                         "expected whole nodes: start {} or {} ranks",
                         world_size, world_size / devices, devices, world_size % devices,
-                        world_size - world_size % devices,
-                        world_size - world_size % devices + devices);
+                        world_size - world_size % devices, world_size - world_size % devices + devices);
   const Grid grid{{"node", world_size / devices}, {"device", devices}};
   GroupPlan plan(world_size);
   plan.add("local", grid.family({"device"}));
@@ -57,8 +56,7 @@ GroupPlan mics_plan(std::int64_t world_size, const MicsSpec& spec) {
                         "mics: a shard group of {} is not two or more whole nodes of {} devices; "
                         "expected a multiple of {} from {}, or "
                         "groups that are not hierarchical",
-                        spec.shard, spec.devices_per_node, spec.devices_per_node,
-                        2 * spec.devices_per_node);
+                        spec.shard, spec.devices_per_node, spec.devices_per_node, 2 * spec.devices_per_node);
   const Grid by_node = grid.split("shard", {{"node", nodes}, {"device", spec.devices_per_node}});
   plan.add("intra", by_node.family({"device"}));
   plan.add("inter", by_node.family({"node"}));

@@ -12,8 +12,7 @@ namespace espalier {
 // DeepSpeed's _initialize_parameter_parallel_groups: the family "parameter_parallel", blocks of
 // `size` neighbours (default: the whole world). ConfigError unless size divides the world; 0 is
 // refused, not read as "not given".
-GroupPlan parameter_parallel_plan(std::int64_t world_size,
-                                  std::optional<std::int64_t> size = std::nullopt);
+GroupPlan parameter_parallel_plan(std::int64_t world_size, std::optional<std::int64_t> size = std::nullopt);
 
 // DeepSpeed's _create_zero_param_parallel_group (hpZ): the family "secondary_shard", blocks of
 // `size` neighbours that hold a second copy of the parameters. ConfigError unless size divides the

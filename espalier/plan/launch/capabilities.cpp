@@ -52,13 +52,14 @@ BackendChoice expected_backend(const RankEnvironment& found, const Variables& va
   if (has_mpi && mpi_spans_hosts(found))
     return {"mpi", fmt::format("{} started the ranks on several hosts", to_string(found.launcher))};
   if (!found.local_world_size)
-    return {"host, hierarchical or gloo", "host if all ranks share a host, else hierarchical if some do; they find out when they meet"};
+    return {"host, hierarchical or gloo",
+            "host if all ranks share a host, else hierarchical if some do; they find out when they meet"};
   if (found.local_world_size->value == found.world_size.value)
-    return {"host", fmt::format("all {} ranks are on this host, says {}; gloo if they may not share memory", found.world_size.value,
-                                found.local_world_size->variable)};
-  return {"hierarchical or gloo", fmt::format("{} of {} ranks are on this host, says {}; gloo if each has a host of its own",
-                                              found.local_world_size->value, found.world_size.value,
-                                              found.local_world_size->variable)};
+    return {"host", fmt::format("all {} ranks are on this host, says {}; gloo if they may not share memory",
+                                found.world_size.value, found.local_world_size->variable)};
+  return {"hierarchical or gloo",
+          fmt::format("{} of {} ranks are on this host, says {}; gloo if each has a host of its own",
+                      found.local_world_size->value, found.world_size.value, found.local_world_size->variable)};
 }
 
 }  // namespace espalier

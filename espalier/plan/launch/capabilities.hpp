@@ -12,13 +12,13 @@ namespace espalier {
 
 // What a group's backend does by itself. What it lacks, the collectives emulate, or nobody does.
 struct Capabilities {
-  bool point_to_point = true;       // send and recv
-  bool uneven_all_gather = true;    // all_gather_v without padding
+  bool point_to_point = true;     // send and recv
+  bool uneven_all_gather = true;  // all_gather_v without padding
   bool int16_reductions = true;
   bool bfloat16_reductions = true;
-  bool mean_reductions = true;      // ReduceOp::mean, as the sum rounded to the dtype and then divided
-  bool buffered_sends = true;       // a posted send arrives whatever its sender does next
-  bool names_dead_ranks = true;     // the death of a process is noticed and named at once
+  bool mean_reductions = true;        // ReduceOp::mean, as the sum rounded to the dtype and then divided
+  bool buffered_sends = true;         // a posted send arrives whatever its sender does next
+  bool names_dead_ranks = true;       // the death of a process is noticed and named at once
   bool names_different_calls = true;  // ranks that call different collectives learn it at once
 };
 
@@ -28,7 +28,7 @@ Capabilities capabilities_of(std::string_view backend);
 // One capability of all backends, for people: what it is, and where a backend lacks it what happens instead.
 struct CapabilityRow {
   std::string_view what;
-  bool Capabilities::*has;
+  bool Capabilities::* has;
   std::string_view otherwise;
 };
 const std::vector<CapabilityRow>& capability_rows();

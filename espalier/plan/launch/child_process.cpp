@@ -29,11 +29,10 @@ struct Pipe {
 
 Pipe make_pipe() {
   std::array<int, 2> ends;
-  ESPALIER_CHECK_CONFIG(
-      pipe2(ends.data(), O_CLOEXEC) == 0,
-      "launch: no pipe for a rank's output: {}; raise the limit of open files (ulimit -n) or start "
-      "fewer ranks",
-      std::strerror(errno));
+  ESPALIER_CHECK_CONFIG(pipe2(ends.data(), O_CLOEXEC) == 0,
+                        "launch: no pipe for a rank's output: {}; raise the limit of open files (ulimit -n) or start "
+                        "fewer ranks",
+                        std::strerror(errno));
   return {ends[0], ends[1]};
 }
 
@@ -45,8 +44,7 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
 }
 
 // In the child, where only async-signal-safe calls are allowed. Returns the error number.
-int become(const ChildSpec& spec, pid_t parent, int output, int error, char** argv,
-           char** variables) {
+int become(const ChildSpec& spec, pid_t parent, int output, int error, char** argv, char** variables) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // the parent ended before the line above
@@ -99,9 +97,8 @@ Child start_child(const ChildSpec& spec) {
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid == 0) {
-    const int number =
-        become(spec, parent, output.write_end, error.write_end, const_cast<char**>(argv.data()),
-               const_cast<char**>(variables.data()));
+    const int number = become(spec, parent, output.write_end, error.write_end, const_cast<char**>(argv.data()),
+                              const_cast<char**>(variables.data()));
     const ssize_t ignored = write(failure.write_end, &number, sizeof number);
     _exit(ignored < 0 ? 126 : 127);
   }
@@ -136,9 +133,8 @@ Guard::Guard() {
   const int number = errno;
   close(pipe.read_end);
   pipe_ = pipe.write_end;
-  ESPALIER_CHECK_CONFIG(
-      pid_ > 0, "launch: no process can be started: {}; raise the limit of processes (ulimit -u)",
-      std::strerror(number));
+  ESPALIER_CHECK_CONFIG(pid_ > 0, "launch: no process can be started: {}; raise the limit of processes (ulimit -u)",
+                        std::strerror(number));
 }
 
 Guard::~Guard() {
@@ -165,8 +161,7 @@ std::vector<pid_t> children_of_this_process() {
     if (read_file(fmt::format("/proc/{}/stat", pid), stat) != 0) continue;
     const auto name_end = stat.rfind(')');  // the name may hold spaces and parentheses
     if (name_end == std::string::npos || name_end + 4 >= stat.size()) continue;
-    if (std::strtol(stat.c_str() + name_end + 4, nullptr, 10) == getpid())
-      children.push_back(static_cast<pid_t>(pid));
+    if (std::strtol(stat.c_str() + name_end + 4, nullptr, 10) == getpid()) children.push_back(static_cast<pid_t>(pid));
   }
   closedir(proc);
   return children;

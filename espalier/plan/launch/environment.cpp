@@ -32,22 +32,29 @@ constexpr std::array<Dialect, 5> kDialects{{
     {Launcher::espalier_run, "ESPALIER_RANK", "ESPALIER_WORLD_SIZE", "ESPALIER_LOCAL_RANK",
      "ESPALIER_LOCAL_WORLD_SIZE"},
     {Launcher::torchrun, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
-    {Launcher::open_mpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {Launcher::open_mpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
     {Launcher::mpich, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
     {Launcher::slurm, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr},
 }};
 
 // Also looked at; the rest of what rank_variables() shows.
-constexpr std::array<const char*, 16> kOtherVariables{
-    "ESPALIER_MASTER_ADDR", "ESPALIER_MASTER_PORT",
-    "ESPALIER_STORE_FD",    "ESPALIER_JOB",
-    "ESPALIER_HOST",        "ESPALIER_BACKEND",
-    "MASTER_ADDR",
-    "MASTER_PORT",          "TORCHELASTIC_USE_AGENT_STORE",
-    "TORCHELASTIC_RUN_ID",  "TORCHELASTIC_RESTART_COUNT",
-    "PMIX_NAMESPACE",       "SLURM_JOB_ID",
-    "SLURM_STEP_ID",        "SLURM_STEP_NUM_NODES", "SLURM_NTASKS"};
+constexpr std::array<const char*, 16> kOtherVariables{"ESPALIER_MASTER_ADDR",
+                                                      "ESPALIER_MASTER_PORT",
+                                                      "ESPALIER_STORE_FD",
+                                                      "ESPALIER_JOB",
+                                                      "ESPALIER_HOST",
+                                                      "ESPALIER_BACKEND",
+                                                      "MASTER_ADDR",
+                                                      "MASTER_PORT",
+                                                      "TORCHELASTIC_USE_AGENT_STORE",
+                                                      "TORCHELASTIC_RUN_ID",
+                                                      "TORCHELASTIC_RESTART_COUNT",
+                                                      "PMIX_NAMESPACE",
+                                                      "SLURM_JOB_ID",
+                                                      "SLURM_STEP_ID",
+                                                      "SLURM_STEP_NUM_NODES",
+                                                      "SLURM_NTASKS"};
 
 const std::string* find(const Variables& variables, std::string_view name) {
   const auto found = variables.find(name);
@@ -59,20 +66,18 @@ std::string shown(const Variables& variables, std::string_view name) {
   return value == nullptr ? fmt::format("{} unset", name) : fmt::format("{}={}", name, *value);
 }
 
-std::int64_t number(std::string_view name, std::string_view text, std::int64_t least,
-                    std::int64_t most) {
+std::int64_t number(std::string_view name, std::string_view text, std::int64_t least, std::int64_t most) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  ESPALIER_CHECK_CONFIG(
-      error == std::errc() && end == text.data() + text.size() && value >= least && value <= most,
-      "environment: {}={} is not a whole number from {} to {}; correct it, or unset the launcher's "
-      "variables to run alone",
-      name, text, least, most);
+  ESPALIER_CHECK_CONFIG(error == std::errc() && end == text.data() + text.size() && value >= least && value <= most,
+                        "environment: {}={} is not a whole number from {} to {}; correct it, or unset the launcher's "
+                        "variables to run alone",
+                        name, text, least, most);
   return value;
 }
 
-std::optional<FoundNumber> find_number(const Variables& variables, const char* name,
-                                       std::int64_t least, std::int64_t most) {
+std::optional<FoundNumber> find_number(const Variables& variables, const char* name, std::int64_t least,
+                                       std::int64_t most) {
   const std::string* text = name == nullptr ? nullptr : find(variables, name);
   if (text == nullptr) return std::nullopt;
   return FoundNumber{number(name, *text, least, most), name};
@@ -93,9 +98,8 @@ struct Claim {
   std::optional<FoundNumber> local_world_size;
 
   std::string to_string() const {
-    return fmt::format("{} says rank {} of {} ({}={}, {}={})",
-                       espalier::to_string(dialect->launcher), rank.value, world_size.value,
-                       rank.variable, rank.value, world_size.variable, world_size.value);
+    return fmt::format("{} says rank {} of {} ({}={}, {}={})", espalier::to_string(dialect->launcher), rank.value,
+                       world_size.value, rank.variable, rank.value, world_size.variable, world_size.value);
   }
   bool agrees(const Claim& other) const {
     return rank.value == other.rank.value && world_size.value == other.world_size.value;
@@ -105,22 +109,19 @@ struct Claim {
 // A job script that was not started by srun sees the numbers of its job: they do not make it a
 // rank.
 bool is_slurm_step(const Variables& variables) {
-  return find(variables, "SLURM_JOB_ID") == nullptr ||
-         find(variables, "SLURM_STEP_ID") != nullptr ||
+  return find(variables, "SLURM_JOB_ID") == nullptr || find(variables, "SLURM_STEP_ID") != nullptr ||
          find(variables, "SLURM_STEP_NUM_TASKS") != nullptr;
 }
 
 const char* world_size_variable(const Variables& variables, const Dialect& dialect) {
-  if (dialect.launcher == Launcher::slurm && find(variables, dialect.world_size) == nullptr)
-    return "SLURM_NTASKS";
+  if (dialect.launcher == Launcher::slurm && find(variables, dialect.world_size) == nullptr) return "SLURM_NTASKS";
   return dialect.world_size;
 }
 
 void check_range(const FoundNumber& rank, const FoundNumber& size) {
-  ESPALIER_CHECK_CONFIG(
-      rank.value < size.value,
-      "environment: {}={} but {}={}; ranks go from 0 to {}; correct one of the two", rank.variable,
-      rank.value, size.variable, size.value, size.value - 1);
+  ESPALIER_CHECK_CONFIG(rank.value < size.value,
+                        "environment: {}={} but {}={}; ranks go from 0 to {}; correct one of the two", rank.variable,
+                        rank.value, size.variable, size.value, size.value - 1);
 }
 
 void check_local(const Claim& claim) {
@@ -129,8 +130,8 @@ void check_local(const Claim& claim) {
   ESPALIER_CHECK_CONFIG(claim.local_world_size->value <= claim.world_size.value,
                         "environment: {}={} but {}={}; a host cannot have more ranks than there "
                         "are; correct one of the two",
-                        claim.local_world_size->variable, claim.local_world_size->value,
-                        claim.world_size.variable, claim.world_size.value);
+                        claim.local_world_size->variable, claim.local_world_size->value, claim.world_size.variable,
+                        claim.world_size.value);
   if (claim.local_rank) check_range(*claim.local_rank, *claim.local_world_size);
 }
 
@@ -144,10 +145,9 @@ std::optional<Claim> read_claim(const Variables& variables, const Dialect& diale
   const auto size = find_number(variables, size_name, 1, kMaxRanks);
   if (!rank && !size) {
     for (const char* local : {dialect.local_rank, dialect.local_world_size})
-      ESPALIER_CHECK_CONFIG(
-          local == nullptr || find(variables, local) == nullptr,
-          "environment: {} but {} and {} are unset; set them too, or unset it to run alone",
-          shown(variables, local), dialect.rank, size_name);
+      ESPALIER_CHECK_CONFIG(local == nullptr || find(variables, local) == nullptr,
+                            "environment: {} but {} and {} are unset; set them too, or unset it to run alone",
+                            shown(variables, local), dialect.rank, size_name);
     return std::nullopt;
   }
   ESPALIER_CHECK_CONFIG(rank.has_value() && size.has_value(),
@@ -159,8 +159,7 @@ std::optional<Claim> read_claim(const Variables& variables, const Dialect& diale
               find_number(variables, dialect.local_world_size, 1, kMaxRanks)};
   check_range(claim.rank, claim.world_size);
   check_local(claim);
-  if (const std::string* hosts = find(variables, "SLURM_STEP_NUM_NODES");
-      slurm && hosts != nullptr && *hosts == "1")
+  if (const std::string* hosts = find(variables, "SLURM_STEP_NUM_NODES"); slurm && hosts != nullptr && *hosts == "1")
     claim.local_world_size = FoundNumber{claim.world_size.value, "SLURM_STEP_NUM_NODES"};
   if (slurm && claim.world_size.value == 1) return std::nullopt;  // a one-task step: nobody to meet
   return claim;
@@ -169,8 +168,7 @@ std::optional<Claim> read_claim(const Variables& variables, const Dialect& diale
 // torchrun inside an srun step is a launcher of its own; RANK set by hand only repeats what Slurm
 // says.
 bool replaces_slurm(const Variables& variables, const Claim& claim) {
-  return claim.dialect->launcher != Launcher::torchrun ||
-         find(variables, "TORCHELASTIC_RUN_ID") != nullptr;
+  return claim.dialect->launcher != Launcher::torchrun || find(variables, "TORCHELASTIC_RUN_ID") != nullptr;
 }
 
 void check_agreement(const Variables& variables, const std::vector<Claim>& claims) {
@@ -193,8 +191,8 @@ FoundNumber local_rank_of(const std::vector<Claim>& claims) {
                         "environment: {}={} of {}={} but {} is unset; it tells the ranks of one "
                         "host apart; set it to this "
                         "process's number on its host, from 0",
-                        first.rank.variable, first.rank.value, first.world_size.variable,
-                        first.world_size.value, first.dialect->local_rank);
+                        first.rank.variable, first.rank.value, first.world_size.variable, first.world_size.value,
+                        first.dialect->local_rank);
   return {0};
 }
 
@@ -214,18 +212,15 @@ void find_meeting_place(const Variables& variables, RankEnvironment& found) {
                         "environment: {}={} of {}={} but {} and {} are unset; set them to the host "
                         "of rank 0 and a free "
                         "port there, the same on all ranks",
-                        found.rank.variable, found.rank.value, found.world_size.variable,
-                        found.world_size.value, address, port);
-  if (own && found.rank.value == 0)
-    found.store_descriptor = find_number(variables, "ESPALIER_STORE_FD", 0, kMaxRanks);
+                        found.rank.variable, found.rank.value, found.world_size.variable, found.world_size.value,
+                        address, port);
+  if (own && found.rank.value == 0) found.store_descriptor = find_number(variables, "ESPALIER_STORE_FD", 0, kMaxRanks);
   const std::string* agent = find(variables, "TORCHELASTIC_USE_AGENT_STORE");
-  found.agent_serves_store =
-      found.launcher == Launcher::torchrun && agent != nullptr && *agent == "True";
+  found.agent_serves_store = found.launcher == Launcher::torchrun && agent != nullptr && *agent == "True";
 }
 
 // A job's name and, after a dot, which of its runs this is.
-std::optional<FoundText> find_numbered_job(const Variables& variables, const char* name,
-                                           const char* run_name) {
+std::optional<FoundText> find_numbered_job(const Variables& variables, const char* name, const char* run_name) {
   auto job = find_text(variables, name);
   const std::string* run = find(variables, run_name);
   if (!job || run == nullptr) return job;
@@ -293,8 +288,7 @@ RankEnvironment discover_ranks(const Variables& variables) {
   check_agreement(variables, claims);
 
   const Claim& claim = claims.front();
-  RankEnvironment found{
-      .launcher = claim.dialect->launcher, .rank = claim.rank, .world_size = claim.world_size};
+  RankEnvironment found{.launcher = claim.dialect->launcher, .rank = claim.rank, .world_size = claim.world_size};
   found.local_rank = local_rank_of(claims);
   found.local_world_size = claim.local_world_size;
   found.job = find_job(variables, found.launcher);
@@ -304,10 +298,8 @@ RankEnvironment discover_ranks(const Variables& variables) {
 
 Variables variables_of_rank(Variables base, const Assignment& assignment) {
   for (const Dialect& dialect : kDialects) {
-    if (dialect.launcher == Launcher::slurm)
-      continue;  // others in the job may want them, discovery does not
-    for (const char* name :
-         {dialect.rank, dialect.world_size, dialect.local_rank, dialect.local_world_size})
+    if (dialect.launcher == Launcher::slurm) continue;  // others in the job may want them, discovery does not
+    for (const char* name : {dialect.rank, dialect.world_size, dialect.local_rank, dialect.local_world_size})
       base.erase(name);
   }
   base["ESPALIER_RANK"] = std::to_string(assignment.rank);
@@ -319,8 +311,7 @@ Variables variables_of_rank(Variables base, const Assignment& assignment) {
   base["ESPALIER_JOB"] = assignment.job;
   base.emplace("OMP_NUM_THREADS", "1");  // ranks that each take all cores wait for one another most of the time
   base.erase("ESPALIER_STORE_FD");
-  if (assignment.store_descriptor >= 0)
-    base["ESPALIER_STORE_FD"] = std::to_string(assignment.store_descriptor);
+  if (assignment.store_descriptor >= 0) base["ESPALIER_STORE_FD"] = std::to_string(assignment.store_descriptor);
   if (!assignment.host.empty()) base["ESPALIER_HOST"] = assignment.host;
   return base;
 }
@@ -328,13 +319,10 @@ Variables variables_of_rank(Variables base, const Assignment& assignment) {
 std::vector<std::string> rank_variables(const Variables& variables) {
   std::vector<std::string> lines;
   const auto add = [&](const char* name) {
-    if (name != nullptr && find(variables, name) != nullptr)
-      lines.push_back(shown(variables, name));
+    if (name != nullptr && find(variables, name) != nullptr) lines.push_back(shown(variables, name));
   };
   for (const Dialect& dialect : kDialects)
-    for (const char* name :
-         {dialect.rank, dialect.world_size, dialect.local_rank, dialect.local_world_size})
-      add(name);
+    for (const char* name : {dialect.rank, dialect.world_size, dialect.local_rank, dialect.local_world_size}) add(name);
   for (const char* name : kOtherVariables) add(name);
   return lines;
 }

@@ -43,9 +43,9 @@ struct RankEnvironment {
   std::optional<FoundNumber> local_world_size = {};  // Slurm says it for one host
   std::optional<FoundText> master_address = {};      // where the ranks meet; both or neither
   std::optional<FoundNumber> master_port = {};
-  bool agent_serves_store = false;  // torchrun's agent is the server, rank 0 a client
+  bool agent_serves_store = false;                   // torchrun's agent is the server, rank 0 a client
   std::optional<FoundNumber> store_descriptor = {};  // rank 0 of espalier run: listening socket
-  std::optional<FoundText> job = {};  // tells programs apart that meet at one address
+  std::optional<FoundText> job = {};                 // tells programs apart that meet at one address
 };
 
 // Finds the launcher and checks what it says. Of nested launchers the innermost counts. ConfigError

@@ -30,8 +30,8 @@ std::int64_t read_slots(std::string_view word) {
   if (!word.starts_with(kName)) return 0;
   const char* const end = word.data() + word.size();
   const auto [stopped, error] = std::from_chars(word.data() + kName.size(), end, slots);
-  const bool right = error == std::errc() && stopped == end && slots >= 1 &&
-                     slots <= std::numeric_limits<std::int32_t>::max();
+  const bool right =
+      error == std::errc() && stopped == end && slots >= 1 && slots <= std::numeric_limits<std::int32_t>::max();
   return right ? slots : 0;
 }
 
@@ -56,18 +56,16 @@ std::vector<HostSlots> parse_hostfile(std::string_view text, std::string_view na
                           "hostfile {}, line {}: '{}'; expected a host and how many ranks it "
                           "takes, at least 1, as in: node1 slots=4",
                           name, number, fmt::join(words, " "));
-    const auto known = std::find_if(hosts.begin(), hosts.end(),
-                                    [&](const HostSlots& each) { return each.host == words[0]; });
+    const auto known =
+        std::find_if(hosts.begin(), hosts.end(), [&](const HostSlots& each) { return each.host == words[0]; });
     ESPALIER_CHECK_CONFIG(known == hosts.end(),
                           "hostfile {}, line {}: '{}' is there already, in line {}; give each host "
                           "one line with all its slots",
-                          name, number, words[0],
-                          lines[static_cast<std::size_t>(known - hosts.begin())]);
+                          name, number, words[0], lines[static_cast<std::size_t>(known - hosts.begin())]);
     hosts.push_back({std::string(words[0]), slots});
     lines.push_back(number);
   }
-  ESPALIER_CHECK_CONFIG(!hosts.empty(), "hostfile {}: it names no host; expected lines as: node1 slots=4",
-                        name);
+  ESPALIER_CHECK_CONFIG(!hosts.empty(), "hostfile {}: it names no host; expected lines as: node1 slots=4", name);
   return hosts;
 }
 

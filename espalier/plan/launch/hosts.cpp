@@ -32,8 +32,7 @@ class Lifeline {
  public:
   Lifeline() {
     ESPALIER_CHECK_CONFIG(pipe2(ends_.data(), O_CLOEXEC) == 0,
-                          "launch: no pipe: {}; raise the limit of open files (ulimit -n)",
-                          std::strerror(errno));
+                          "launch: no pipe: {}; raise the limit of open files (ulimit -n)", std::strerror(errno));
   }
   Lifeline(const Lifeline&) = delete;
   Lifeline& operator=(const Lifeline&) = delete;
@@ -74,8 +73,7 @@ std::string decode(std::string_view text) {
       result.push_back(text[at]);
       continue;
     }
-    result.push_back(
-        static_cast<char>(std::stoi(std::string(text.substr(at + 1, 2)), nullptr, 16)));
+    result.push_back(static_cast<char>(std::stoi(std::string(text.substr(at + 1, 2)), nullptr, 16)));
     at += 2;
   }
   return result;
@@ -83,19 +81,19 @@ std::string decode(std::string_view text) {
 
 std::string to_words(const Share& share) {
   const Assignment& first = share.first;
-  return encode(Json{{"version", share.version},
-                     {"folder", share.folder},
-                     {"command", share.command},
-                     {"variables", std::map<std::string, std::string>(share.variables.begin(),
-                                                                      share.variables.end())},
-                     {"rank", first.rank},
-                     {"num_ranks", first.num_ranks},
-                     {"local_size", first.local_size},
-                     {"address", first.address},
-                     {"port", first.port},
-                     {"job", first.job},
-                     {"host", first.host}}
-                    .dump());
+  return encode(Json{
+      {"version", share.version},
+      {"folder", share.folder},
+      {"command", share.command},
+      {"variables", std::map<std::string, std::string>(share.variables.begin(), share.variables.end())},
+      {"rank", first.rank},
+      {"num_ranks", first.num_ranks},
+      {"local_size", first.local_size},
+      {"address", first.address},
+      {"port", first.port},
+      {"job", first.job},
+      {"host",
+       first.host}}.dump());
 }
 
 Share read_share(std::string_view words) {
@@ -116,19 +114,20 @@ Share read_share(std::string_view words) {
     for (const auto& [name, value] : json.at("variables").items()) share.variables[name] = value;
     return share;
   } catch (const std::exception& error) {
-    throw ConfigError(fmt::format(
-        "agent: its argument is not what espalier run --hostfile writes ({}); leave it to that "
-        "command to start it",
-        error.what()));
+    throw ConfigError(
+        fmt::format("agent: its argument is not what espalier run --hostfile writes ({}); leave it to that "
+                    "command to start it",
+                    error.what()));
   }
 }
 
 // The last word that reaches another host's shell must mean itself there.
 void check_plain(std::string_view what, std::string_view word, std::string_view remedy) {
   const bool plain = !word.empty() && word.find_first_not_of(
-                         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./+-:@=,") ==
-                         std::string_view::npos;
-  ESPALIER_CHECK_CONFIG(plain, "run: {} '{}' has letters that a remote shell could take for its own; {}", what, word, remedy);
+                                          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./+-:@=,") ==
+                                          std::string_view::npos;
+  ESPALIER_CHECK_CONFIG(plain, "run: {} '{}' has letters that a remote shell could take for its own; {}", what, word,
+                        remedy);
 }
 
 std::string ranks_text(std::int64_t first, std::int64_t count) {
@@ -165,7 +164,8 @@ int launch_on_hosts(const HostsLaunchOptions& options) {
                                 .host = each.host}};
     std::vector<std::string> words = options.remote_shell;
     words.insert(words.end(), {each.host, options.remote_espalier, "agent", to_words(share)});
-    agents.push_back({.command = std::move(words), .variables = process_variables(), .standard_input = lifeline.read_end()});
+    agents.push_back(
+        {.command = std::move(words), .variables = process_variables(), .standard_input = lifeline.read_end()});
     names.push_back(fmt::format("host {} ({})", each.host, ranks_text(rank, each.slots)));
     rank += each.slots;
   }
@@ -198,15 +198,15 @@ int serve_share(std::string_view words) {
     assignment.local_rank = local;
     ranks.push_back({.command = share.command, .variables = variables_of_rank(base, assignment)});
   }
-  const Supervisor::Policy policy{
-      .speaker = "espalier run",
-      .name_of =
-          [&](std::size_t local, pid_t pid) {
-            return fmt::format("rank {} of {} (pid {} on host {})", first.rank + static_cast<std::int64_t>(local),
-                               first.num_ranks, pid, first.host);
-          },
-      .explained_codes = {detail::kCommErrorCode},  // the consequence of another's end
-      .lifeline = STDIN_FILENO};
+  const Supervisor::Policy policy{.speaker = "espalier run",
+                                  .name_of =
+                                      [&](std::size_t local, pid_t pid) {
+                                        return fmt::format("rank {} of {} (pid {} on host {})",
+                                                           first.rank + static_cast<std::int64_t>(local),
+                                                           first.num_ranks, pid, first.host);
+                                      },
+                                  .explained_codes = {detail::kCommErrorCode},  // the consequence of another's end
+                                  .lifeline = STDIN_FILENO};
   return Supervisor(policy, std::move(ranks)).run();
 }
 

@@ -13,8 +13,8 @@
 namespace espalier {
 
 struct HostsLaunchOptions {
-  std::vector<std::string> command;  // found on every host under this name, from this folder
-  std::vector<HostSlots> hosts;      // as many ranks on each as it has slots, in this order
+  std::vector<std::string> command;              // found on every host under this name, from this folder
+  std::vector<HostSlots> hosts;                  // as many ranks on each as it has slots, in this order
   std::vector<std::string> remote_shell{"ssh"};  // words before the host's name
   std::string remote_espalier;                   // this command's path on the hosts
   std::string master_address;                    // of the first host, where all others reach it

@@ -32,8 +32,7 @@ class MeetingPlace {
     socklen_t size = sizeof address;
     auto* const generic = reinterpret_cast<sockaddr*>(&address);
     const bool bound = descriptor_ >= 0 && bind(descriptor_, generic, size) == 0 &&
-                       listen(descriptor_, SOMAXCONN) == 0 &&
-                       getsockname(descriptor_, generic, &size) == 0;
+                       listen(descriptor_, SOMAXCONN) == 0 && getsockname(descriptor_, generic, &size) == 0;
     const int number = errno;
     if (!bound) shut();
     ESPALIER_CHECK_CONFIG(bound,
@@ -67,8 +66,7 @@ std::string make_job_name() {
 }
 
 int launch_ranks(const LaunchOptions& options) {
-  ESPALIER_CHECK_CONFIG(options.num_ranks >= 1, "launch: {} ranks; at least 1 is needed",
-                        options.num_ranks);
+  ESPALIER_CHECK_CONFIG(options.num_ranks >= 1, "launch: {} ranks; at least 1 is needed", options.num_ranks);
   ESPALIER_CHECK_CONFIG(!options.command.empty(),
                         "launch: no program; give one after the options, as in -n 2 -- ./program");
   MeetingPlace meeting;
@@ -90,8 +88,7 @@ int launch_ranks(const LaunchOptions& options) {
                      .standard_input = rank == 0 && isatty(STDIN_FILENO) == 0 ? STDIN_FILENO : -1,
                      .kept_descriptor = store});
   }
-  Supervisor::Policy policy{.speaker = options.speaker,
-                            .name_of = [&](std::size_t rank, pid_t pid) {
+  Supervisor::Policy policy{.speaker = options.speaker, .name_of = [&](std::size_t rank, pid_t pid) {
                               return fmt::format("rank {} of {} (pid {})", rank, options.num_ranks, pid);
                             }};
   if (options.ranks_explain)

@@ -15,7 +15,7 @@ struct LaunchOptions {
   std::int64_t num_ranks = 1;
   std::string speaker = "espalier run";  // who complains when a rank fails
   Variables variables = {};              // set in every rank, on top of this process's
-  bool ranks_explain = false;  // exit codes 2, 3 and 4 come with a text of the rank's own: add none
+  bool ranks_explain = false;            // exit codes 2, 3 and 4 come with a text of the rank's own: add none
 };
 
 // Runs the command as num_ranks processes and blocks until all have ended. Their output is passed

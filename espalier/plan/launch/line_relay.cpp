@@ -14,8 +14,7 @@ namespace {
 
 constexpr std::size_t kReadBytes = 65536;
 constexpr std::size_t kMostWaiting = 1 << 20;  // stop reading beyond this, and cut longer lines
-constexpr std::size_t kWriteBytes =
-    PIPE_BUF;  // a pipe that polls as writable takes this much at once
+constexpr std::size_t kWriteBytes = PIPE_BUF;  // a pipe that polls as writable takes this much at once
 
 }  // namespace
 
@@ -40,8 +39,7 @@ void LineRelay::append_to(std::vector<pollfd>& waits) const {
     const bool room = outputs_[input.output].waiting.size() < kMostWaiting;
     waits.push_back({room ? input.descriptor : -1, POLLIN, 0});
   }
-  for (const Output& output : outputs_)
-    waits.push_back({output.waiting.empty() ? -1 : output.descriptor, POLLOUT, 0});
+  for (const Output& output : outputs_) waits.push_back({output.waiting.empty() ? -1 : output.descriptor, POLLOUT, 0});
 }
 
 void LineRelay::advance(const pollfd* answers) {
@@ -52,9 +50,7 @@ void LineRelay::advance(const pollfd* answers) {
   std::erase_if(inputs_, [](const Input& input) { return input.descriptor < 0; });
 }
 
-bool LineRelay::has_unwritten() const {
-  return !outputs_[0].waiting.empty() || !outputs_[1].waiting.empty();
-}
+bool LineRelay::has_unwritten() const { return !outputs_[0].waiting.empty() || !outputs_[1].waiting.empty(); }
 
 bool LineRelay::reader_is_gone() const { return outputs_[0].closed; }
 
@@ -79,8 +75,7 @@ void LineRelay::read_some(Input& input) {
 
 void LineRelay::write_some(Output& output) {
   std::size_t count = std::min(output.waiting.size(), kWriteBytes);
-  if (const auto end = output.waiting.rfind('\n', count - 1); end != std::string::npos)
-    count = end + 1;
+  if (const auto end = output.waiting.rfind('\n', count - 1); end != std::string::npos) count = end + 1;
   const ssize_t written = write(output.descriptor, output.waiting.data(), count);
   if (written >= 0) {
     output.waiting.erase(0, static_cast<std::size_t>(written));

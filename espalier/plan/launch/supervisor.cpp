@@ -27,25 +27,19 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kOutputTime{
-    300};  // for the last lines after an end that was not the children's own
+constexpr milliseconds kOutputTime{300};  // for the last lines after an end that was not the children's own
 
 bool failed(int status) { return !WIFEXITED(status) || WEXITSTATUS(status) != 0; }
-int exit_code(int status) {
-  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-}
+int exit_code(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
 
 // How likely a failure is the cause rather than a consequence: ranks that lose a peer end with
 // kCommErrorCode.
-int weight(int status) {
-  return WIFSIGNALED(status) ? 2 : WEXITSTATUS(status) == kCommErrorCode ? 0 : 1;
-}
+int weight(int status) { return WIFSIGNALED(status) ? 2 : WEXITSTATUS(status) == kCommErrorCode ? 0 : 1; }
 
 std::string describe(int status) {
   if (!WIFSIGNALED(status)) return fmt::format("ended with exit code {}", WEXITSTATUS(status));
   const char* name = sigabbrev_np(WTERMSIG(status));
-  return fmt::format("was killed by signal {} (SIG{})", WTERMSIG(status),
-                     name == nullptr ? "?" : name);
+  return fmt::format("was killed by signal {} (SIG{})", WTERMSIG(status), name == nullptr ? "?" : name);
 }
 
 }  // namespace
@@ -72,8 +66,7 @@ SignalQueue::~SignalQueue() {
 
 int SignalQueue::next() {
   signalfd_siginfo info;
-  return read(descriptor_, &info, sizeof info) == sizeof info ? static_cast<int>(info.ssi_signo)
-                                                              : 0;
+  return read(descriptor_, &info, sizeof info) == sizeof info ? static_cast<int>(info.ssi_signo) : 0;
 }
 
 Supervisor::Supervisor(const Policy& policy, std::vector<ChildSpec> children) : policy_(policy) {
@@ -114,8 +107,8 @@ int Supervisor::run() {
 }
 
 std::size_t Supervisor::living() const {
-  return static_cast<std::size_t>(std::count_if(children_.begin(), children_.end(),
-                                                [](const Started& one) { return !one.status; }));
+  return static_cast<std::size_t>(
+      std::count_if(children_.begin(), children_.end(), [](const Started& one) { return !one.status; }));
 }
 
 // Until a signal, output, the end of the lifeline, or the next step of an end under way.
@@ -161,8 +154,8 @@ void Supervisor::interrupt(int number) {
 void Supervisor::reap() {
   siginfo_t ended = {};
   while (waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid != 0) {
-    const auto child = std::find_if(children_.begin(), children_.end(),
-                                    [&](const Started& one) { return one.pid == ended.si_pid; });
+    const auto child =
+        std::find_if(children_.begin(), children_.end(), [&](const Started& one) { return one.pid == ended.si_pid; });
     if (child != children_.end()) {
       kill(-ended.si_pid, SIGKILL);  // what it started, while its number cannot be anybody else's
       guard_.forget(ended.si_pid);
@@ -220,8 +213,7 @@ void Supervisor::give_verdict() {
   const Started& child = children_[*culprit_];
   if (policy_.explained_codes.contains(exit_code(*child.status))) return;
   const std::size_t others = living();
-  relay_.say(fmt::format("{}: {} {}{}", policy_.speaker, policy_.name_of(*culprit_, child.pid),
-                         describe(*child.status),
+  relay_.say(fmt::format("{}: {} {}{}", policy_.speaker, policy_.name_of(*culprit_, child.pid), describe(*child.status),
                          others == 0 ? "" : fmt::format("; ending the other {}", others)));
 }
 

@@ -49,8 +49,8 @@ class Supervisor {
     std::function<std::string(std::size_t child, pid_t pid)> name_of;
     std::chrono::milliseconds notice_time{500};     // from a failure to SIGTERM for the others
     std::chrono::milliseconds terminate_time{800};  // from SIGTERM to SIGKILL
-    std::set<int> explained_codes = {};  // exit codes that come with a text of the child's own
-    int lifeline = -1;  // a descriptor whose end is an end for all, as SIGHUP is; -1: none
+    std::set<int> explained_codes = {};             // exit codes that come with a text of the child's own
+    int lifeline = -1;                              // a descriptor whose end is an end for all, as SIGHUP is; -1: none
   };
 
   // Starts all of them, or none and throws ConfigError.

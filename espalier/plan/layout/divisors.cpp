@@ -19,12 +19,11 @@ std::string divisors(std::int64_t n) {
   return fmt::format("{}", fmt::join(low, ", "));
 }
 
-void check_divides(std::string_view where, std::string_view part_name, std::int64_t part,
-                   std::string_view whole_name, std::int64_t whole) {
+void check_divides(std::string_view where, std::string_view part_name, std::int64_t part, std::string_view whole_name,
+                   std::int64_t whole) {
   check_positive(where, whole_name, whole);
-  ESPALIER_CHECK_CONFIG(part >= 1 && whole % part == 0,
-                        "{}: {} {} does not divide {} of {}; legal {} values: {}", where, part_name,
-                        part, whole_name, whole, part_name, divisors(whole));
+  ESPALIER_CHECK_CONFIG(part >= 1 && whole % part == 0, "{}: {} {} does not divide {} of {}; legal {} values: {}",
+                        where, part_name, part, whole_name, whole, part_name, divisors(whole));
 }
 
 void check_positive(std::string_view where, std::string_view name, std::int64_t value) {

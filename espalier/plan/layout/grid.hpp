@@ -86,10 +86,8 @@ class Grid {
 
   // Every fiber over the same varying axes. `held`, if not empty, names all other axes, slowest
   // first; it decides the order of the fibers. By default they are in declared order.
-  Family family(std::span<const Varying> varying,
-                std::span<const std::string_view> held = {}) const;
-  Family family(std::initializer_list<Varying> varying,
-                std::initializer_list<std::string_view> held = {}) const;
+  Family family(std::span<const Varying> varying, std::span<const std::string_view> held = {}) const;
+  Family family(std::initializer_list<Varying> varying, std::initializer_list<std::string_view> held = {}) const;
 
   // The same ranks with one axis cut in several, slowest first; their sizes must multiply to its
   // size.
@@ -114,10 +112,9 @@ class Grid {
 // partition the grid.
 class Family {
  public:
-  std::int64_t size() const { return size_; }  // number of rank sets
-  RankSet set(std::int64_t index) const;       // ConfigError unless 0 <= index < size
-  std::optional<std::int64_t> index_of(
-      std::int64_t rank) const;  // of the set that holds rank; nullopt: in none
+  std::int64_t size() const { return size_; }                     // number of rank sets
+  RankSet set(std::int64_t index) const;                          // ConfigError unless 0 <= index < size
+  std::optional<std::int64_t> index_of(std::int64_t rank) const;  // of the set that holds rank; nullopt: in none
   const Grid& grid() const { return grid_; }
   // What distinguishes it: "[0,1] of pipe=2,data=2 by pipe": its first set, its grid, the held
   // axes.
@@ -136,8 +133,7 @@ class Family {
   std::int64_t size_ = 1;
 };
 
-inline Family Grid::family(std::initializer_list<Varying> varying,
-                           std::initializer_list<std::string_view> held) const {
+inline Family Grid::family(std::initializer_list<Varying> varying, std::initializer_list<std::string_view> held) const {
   return family(std::span(varying.begin(), varying.size()), std::span(held.begin(), held.size()));
 }
 

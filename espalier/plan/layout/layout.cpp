@@ -17,7 +17,7 @@ namespace {
 
 struct SizeField {
   std::string_view axis;
-  std::int64_t LayoutSpec::*size;
+  std::int64_t LayoutSpec::* size;
 };
 
 constexpr std::array<SizeField, 6> kSizeFields{{{"pipe", &LayoutSpec::pipe},
@@ -33,11 +33,10 @@ struct Preset {
   std::string_view order;
 };
 
-constexpr std::array<Preset, 4> kPresets{
-    {{"deepspeed", "pipe-data-expert-context-tensor"},
-     {"megatron", "pipe-data-expert-context-tensor"},
-     {"deepspeed_data_first", "pipe-expert-data-context-tensor"},
-     {"megatron_data_slowest", "data-pipe-expert-context-tensor"}}};
+constexpr std::array<Preset, 4> kPresets{{{"deepspeed", "pipe-data-expert-context-tensor"},
+                                          {"megatron", "pipe-data-expert-context-tensor"},
+                                          {"deepspeed_data_first", "pipe-expert-data-context-tensor"},
+                                          {"megatron_data_slowest", "data-pipe-expert-context-tensor"}}};
 
 using Axes = std::array<std::string_view, 3>;
 
@@ -71,8 +70,8 @@ std::size_t family_index(std::string_view name) {
   for (std::size_t i = 0; i < kFamilies.size(); ++i) {
     if (kFamilies[i].name == name) return i;
   }
-  throw ConfigError(fmt::format("layout: there is no family of groups '{}'; expected one of {}",
-                                name, fmt::join(kFamilyNames, ", ")));
+  throw ConfigError(fmt::format("layout: there is no family of groups '{}'; expected one of {}", name,
+                                fmt::join(kFamilyNames, ", ")));
 }
 
 // "pipe 2, tensor 4": the dense sizes above 1, without one axis.
@@ -90,10 +89,9 @@ std::int64_t product_but(const LayoutSpec& spec, std::string_view but) {
   std::int64_t product = 1;
   for (const SizeField& field : kDenseFields) {
     if (field.axis == but) continue;
-    ESPALIER_CHECK_CONFIG(
-        !__builtin_mul_overflow(product, spec.*field.size, &product),
-        "layout: {} has more ranks than 64 bits count; expected sizes that multiply to the world",
-        sizes_but(spec, but, " x "));
+    ESPALIER_CHECK_CONFIG(!__builtin_mul_overflow(product, spec.*field.size, &product),
+                          "layout: {} has more ranks than 64 bits count; expected sizes that multiply to the world",
+                          sizes_but(spec, but, " x "));
   }
   return product;
 }
@@ -108,9 +106,8 @@ std::string remedies(const LayoutSpec& spec, std::string_view rest, std::int64_t
     const std::int64_t product = product_but(others, rest);
     if (world_size % product != 0) continue;
     const std::string with = sizes_but(others, rest, ", ");
-    text += fmt::format(
-        "; legal {} values{}{}: {}", field.axis, with.empty() ? "" : " for ", with,
-        rest.empty() ? std::to_string(world_size / product) : divisors(world_size / product));
+    text += fmt::format("; legal {} values{}{}: {}", field.axis, with.empty() ? "" : " for ", with,
+                        rest.empty() ? std::to_string(world_size / product) : divisors(world_size / product));
   }
   return text;
 }
@@ -120,15 +117,12 @@ void check_sizes(const LayoutSpec& spec) {
   for (const SizeField& field : kSizeFields) {
     const std::int64_t size = spec.*field.size;
     if (size == kRest) {
-      ESPALIER_CHECK_CONFIG(
-          rest.empty(),
-          "layout: both {} and {} are to be the rest; at most one axis can be inferred", rest,
-          field.axis);
+      ESPALIER_CHECK_CONFIG(rest.empty(), "layout: both {} and {} are to be the rest; at most one axis can be inferred",
+                            rest, field.axis);
       rest = field.axis;
     } else if (field.axis != "expert_tensor" || size != 0) {
-      ESPALIER_CHECK_CONFIG(size >= 1,
-                            "layout: {} is {}; expected at least 1, or the rest of the world",
-                            field.axis, size);
+      ESPALIER_CHECK_CONFIG(size >= 1, "layout: {} is {}; expected at least 1, or the rest of the world", field.axis,
+                            size);
     }
   }
 }
@@ -139,10 +133,8 @@ void complete_dense(LayoutSpec& spec, std::int64_t world_size) {
     if (spec.*field.size != kRest) continue;
     const std::int64_t product = product_but(spec, field.axis);
     ESPALIER_CHECK_CONFIG(
-        world_size % product == 0,
-        "layout: {} = {} ranks do not divide the world of {}, so nothing is left for {}{}",
-        sizes_but(spec, field.axis, " x "), product, world_size, field.axis,
-        remedies(spec, field.axis, world_size));
+        world_size % product == 0, "layout: {} = {} ranks do not divide the world of {}, so nothing is left for {}{}",
+        sizes_but(spec, field.axis, " x "), product, world_size, field.axis, remedies(spec, field.axis, world_size));
     spec.*field.size = world_size / product;
   }
   const std::int64_t product = product_but(spec, "");
@@ -150,16 +142,15 @@ void complete_dense(LayoutSpec& spec, std::int64_t world_size) {
   ESPALIER_CHECK_CONFIG(product == world_size,
                         "layout: {}{} ranks, but the world has {}{}; or start {} ranks (espalier "
                         "run -n {} -- PROGRAM)",
-                        factors.empty() ? "every size is 1: " : factors + " = ", product,
-                        world_size, remedies(spec, "", world_size), product, product);
+                        factors.empty() ? "every size is 1: " : factors + " = ", product, world_size,
+                        remedies(spec, "", world_size), product, product);
 }
 
 // Sets expert and expert_tensor, and checks that they cut a stage.
 void complete_experts(LayoutSpec& spec) {
   const std::int64_t stage = spec.data * spec.context * spec.tensor;
-  const std::string arithmetic =
-      fmt::format("{} ranks of a stage (data {} x context {} x tensor {})", stage, spec.data,
-                  spec.context, spec.tensor);
+  const std::string arithmetic = fmt::format("{} ranks of a stage (data {} x context {} x tensor {})", stage, spec.data,
+                                             spec.context, spec.tensor);
   if (spec.expert_tensor == kRest) {
     ESPALIER_CHECK_CONFIG(stage % spec.expert == 0,
                           "layout: expert {} does not divide the {}, so nothing is left for "
@@ -168,17 +159,15 @@ void complete_experts(LayoutSpec& spec) {
     spec.expert_tensor = stage / spec.expert;
   }
   if (spec.expert_tensor == 0) spec.expert_tensor = spec.tensor;
-  ESPALIER_CHECK_CONFIG(
-      stage % spec.expert_tensor == 0,
-      "layout: expert_tensor {} does not divide the {}; legal expert_tensor values: {}",
-      spec.expert_tensor, arithmetic, divisors(stage));
+  ESPALIER_CHECK_CONFIG(stage % spec.expert_tensor == 0,
+                        "layout: expert_tensor {} does not divide the {}; legal expert_tensor values: {}",
+                        spec.expert_tensor, arithmetic, divisors(stage));
   const std::int64_t left = stage / spec.expert_tensor;
   if (spec.expert == kRest) spec.expert = left;
   ESPALIER_CHECK_CONFIG(left % spec.expert == 0,
                         "layout: expert {} x expert_tensor {} does not divide the {}; legal expert "
                         "values for expert_tensor {}: {}",
-                        spec.expert, spec.expert_tensor, arithmetic, spec.expert_tensor,
-                        divisors(left));
+                        spec.expert, spec.expert_tensor, arithmetic, spec.expert_tensor, divisors(left));
 }
 
 // The names of an order, slowest first, with expert put in; ConfigError unless it names each axis
@@ -227,9 +216,7 @@ struct Layout::State {
   bool has_experts = false;
   std::array<AxisMask, kFamilies.size()> masks{};
 
-  const Grid& grid(const FamilyRow& row) const {
-    return row.of_experts && has_experts ? experts : dense;
-  }
+  const Grid& grid(const FamilyRow& row) const { return row.of_experts && has_experts ? experts : dense; }
   std::span<const std::string_view> varying(const FamilyRow& row) const {
     const Axes& axes = row.of_experts && has_experts ? row.experts : row.dense;
     return {axes.begin(), std::find(axes.begin(), axes.end(), std::string_view())};
@@ -237,8 +224,7 @@ struct Layout::State {
 };
 
 Layout::Layout(const LayoutSpec& wanted, std::int64_t world_size) {
-  ESPALIER_CHECK_CONFIG(world_size >= 1, "layout: the world has {} ranks; expected at least 1",
-                        world_size);
+  ESPALIER_CHECK_CONFIG(world_size >= 1, "layout: the world has {} ranks; expected at least 1", world_size);
   LayoutSpec spec = wanted;
   check_sizes(spec);
   const std::vector<std::string_view> names = order_names(spec.order);
@@ -269,14 +255,14 @@ Layout::Layout(const LayoutSpec& wanted, std::int64_t world_size) {
   state->dense = Grid(dense);
   state->experts = Grid(experts);
   state->has_experts = spec.expert > 1 || spec.expert_tensor != spec.tensor;
-  ESPALIER_CHECK_CONFIG(!state->has_experts || spec.pipe == 1 ||
-                            state->dense.stride("pipe") == state->experts.stride("pipe"),
-                        "layout: in the order {} the stages of {} are {} ranks apart, but those of "
-                        "{} are {}; expected the same "
-                        "stages for both: make pipe the slowest axis, or choose sizes whose "
-                        "products after pipe agree",
-                        state->order, state->dense.to_string(), state->dense.stride("pipe"),
-                        state->experts.to_string(), state->experts.stride("pipe"));
+  ESPALIER_CHECK_CONFIG(
+      !state->has_experts || spec.pipe == 1 || state->dense.stride("pipe") == state->experts.stride("pipe"),
+      "layout: in the order {} the stages of {} are {} ranks apart, but those of "
+      "{} are {}; expected the same "
+      "stages for both: make pipe the slowest axis, or choose sizes whose "
+      "products after pipe agree",
+      state->order, state->dense.to_string(), state->dense.stride("pipe"), state->experts.to_string(),
+      state->experts.stride("pipe"));
   for (std::size_t i = 0; i < kFamilies.size(); ++i) {
     state->masks[i] = state->grid(kFamilies[i]).mask(state->varying(kFamilies[i]));
   }
@@ -297,16 +283,16 @@ LayoutSpec Layout::parse(std::string_view text) {
                           item, text);
     const std::string_view key = item.substr(0, equals);
     const std::string_view value = item.substr(equals + 1);
-    ESPALIER_CHECK_CONFIG(std::find(seen.begin(), seen.end(), key) == seen.end(),
-                          "layout: '{}' is given twice in '{}'", key, text);
+    ESPALIER_CHECK_CONFIG(std::find(seen.begin(), seen.end(), key) == seen.end(), "layout: '{}' is given twice in '{}'",
+                          key, text);
     seen.push_back(key);
     if (key == "order") {
       order_names(value);
       spec.order = value;
       continue;
     }
-    const auto field = std::find_if(kSizeFields.begin(), kSizeFields.end(),
-                                    [&](const SizeField& f) { return f.axis == key; });
+    const auto field =
+        std::find_if(kSizeFields.begin(), kSizeFields.end(), [&](const SizeField& f) { return f.axis == key; });
     ESPALIER_CHECK_CONFIG(field != kSizeFields.end(),
                           "layout: there is no axis '{}'; expected pipe, data, context, tensor, "
                           "expert, expert_tensor or order",
@@ -314,9 +300,8 @@ LayoutSpec Layout::parse(std::string_view text) {
     std::int64_t size = kRest;
     if (value != "rest") {
       const auto [stop, error] = std::from_chars(value.data(), value.data() + value.size(), size);
-      ESPALIER_CHECK_CONFIG(
-          error == std::errc() && stop == value.data() + value.size() && size >= 1,
-          "layout: {} is '{}'; expected a whole number from 1, or rest", key, value);
+      ESPALIER_CHECK_CONFIG(error == std::errc() && stop == value.data() + value.size() && size >= 1,
+                            "layout: {} is '{}'; expected a whole number from 1, or rest", key, value);
     }
     spec.*(field->size) = size;
   }
@@ -353,8 +338,7 @@ Family Layout::family(std::string_view name) const {
 
 std::vector<std::string> Layout::describe() const {
   std::vector<std::string> lines{fmt::format("world={}", world_size()), "order=" + state_->order};
-  for (std::string_view axis :
-       {"pipe", "data", "context", "tensor", "expert", "expert_data", "expert_tensor"}) {
+  for (std::string_view axis : {"pipe", "data", "context", "tensor", "expert", "expert_data", "expert_tensor"}) {
     lines.push_back(fmt::format("{}={}", axis, size(axis)));
   }
   return lines;

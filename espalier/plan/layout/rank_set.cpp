@@ -26,33 +26,28 @@ std::int64_t common_step(std::span<const std::int64_t> list) {
 
 void check_ascending(std::span<const std::int64_t> list, const char* what) {
   for (std::size_t i = 0; i < list.size(); ++i) {
-    ESPALIER_CHECK_CONFIG(list[i] >= 0, "rank set: {} {} is negative; expected values from 0", what,
-                          list[i]);
-    ESPALIER_CHECK_CONFIG(
-        i == 0 || list[i - 1] < list[i],
-        "rank set: {} {} follows {}; expected an ascending list without repetitions", what, list[i],
-        list[i - 1]);
+    ESPALIER_CHECK_CONFIG(list[i] >= 0, "rank set: {} {} is negative; expected values from 0", what, list[i]);
+    ESPALIER_CHECK_CONFIG(i == 0 || list[i - 1] < list[i],
+                          "rank set: {} {} follows {}; expected an ascending list without repetitions", what, list[i],
+                          list[i - 1]);
   }
 }
 
 }  // namespace
 
 RankSet::RankSet(std::int64_t offset, std::span<const Axis> axes) {
-  ESPALIER_CHECK_CONFIG(offset >= 0, "rank set: the offset {} is negative; expected a rank",
-                        offset);
-  ESPALIER_CHECK_CONFIG(axes.size() <= kMaxAxes, "rank set: {} axes; at most {} can vary",
-                        axes.size(), kMaxAxes);
+  ESPALIER_CHECK_CONFIG(offset >= 0, "rank set: the offset {} is negative; expected a rank", offset);
+  ESPALIER_CHECK_CONFIG(axes.size() <= kMaxAxes, "rank set: {} axes; at most {} can vary", axes.size(), kMaxAxes);
   offset_ = offset;
   for (std::size_t i = axes.size(); i-- > 0;) {
     const Axis& axis = axes[i];
     ESPALIER_CHECK_CONFIG(axis.size >= 1 && axis.stride >= 1,
-                          "rank set: axis {} has size {} and stride {}; expected at least 1", i,
-                          axis.size, axis.stride);
+                          "rank set: axis {} has size {} and stride {}; expected at least 1", i, axis.size,
+                          axis.stride);
     check_ascending(axis.coordinates, "coordinate");
-    ESPALIER_CHECK_CONFIG(
-        axis.coordinates.empty() || axis.coordinates.back() < axis.size,
-        "rank set: axis {} lists coordinate {}, but its size is {}; expected at most {}", i,
-        axis.coordinates.back(), axis.size, axis.size - 1);
+    ESPALIER_CHECK_CONFIG(axis.coordinates.empty() || axis.coordinates.back() < axis.size,
+                          "rank set: axis {} lists coordinate {}, but its size is {}; expected at most {}", i,
+                          axis.coordinates.back(), axis.size, axis.size - 1);
     push_slower(axis.size, axis.stride, axis.coordinates);
   }
 }
@@ -72,8 +67,7 @@ RankSet RankSet::of(std::span<const std::int64_t> ranks) {
   return set;
 }
 
-void RankSet::push_slower(std::int64_t size, std::int64_t stride,
-                          std::span<const std::int64_t> coordinates) {
+void RankSet::push_slower(std::int64_t size, std::int64_t stride, std::span<const std::int64_t> coordinates) {
   std::int64_t count = size;
   if (!coordinates.empty()) {
     // A list moves the offset to its first entry; evenly spaced entries are a plain extent.
@@ -81,13 +75,12 @@ void RankSet::push_slower(std::int64_t size, std::int64_t stride,
     std::int64_t shift = 0;
     ESPALIER_CHECK_CONFIG(!__builtin_mul_overflow(coordinates.front(), stride, &shift) &&
                               !__builtin_add_overflow(offset_, shift, &offset_),
-                          "rank set: coordinate {} with stride {} lies beyond the 64-bit ranks",
-                          coordinates.front(), stride);
+                          "rank set: coordinate {} with stride {} lies beyond the 64-bit ranks", coordinates.front(),
+                          stride);
     const std::int64_t step = count == 1 ? 1 : common_step(coordinates);
     if (step != 0) {
-      ESPALIER_CHECK_CONFIG(
-          !__builtin_mul_overflow(stride, step, &stride),
-          "rank set: coordinates {} apart with this stride lie beyond the 64-bit ranks", step);
+      ESPALIER_CHECK_CONFIG(!__builtin_mul_overflow(stride, step, &stride),
+                            "rank set: coordinates {} apart with this stride lie beyond the 64-bit ranks", step);
       coordinates = {};
     }
   }
@@ -96,21 +89,16 @@ void RankSet::push_slower(std::int64_t size, std::int64_t stride,
                         "rank set: an axis has stride {}, but the faster axes span {} ranks; "
                         "expected a larger stride",
                         stride, reach_);
-  const std::int64_t last =
-      coordinates.empty() ? count - 1 : coordinates.back() - coordinates.front();
+  const std::int64_t last = coordinates.empty() ? count - 1 : coordinates.back() - coordinates.front();
   std::int64_t span = 0;
   std::int64_t end = 0;
   ESPALIER_CHECK_CONFIG(
-      !__builtin_mul_overflow(last, stride, &span) &&
-          !__builtin_add_overflow(reach_, span, &reach_) &&
-          !__builtin_add_overflow(offset_, reach_, &end) &&
-          end < std::numeric_limits<std::int64_t>::max(),
-      "rank set: {} coordinates with stride {} from rank {} lie beyond the 64-bit ranks", last + 1,
-      stride, offset_);
+      !__builtin_mul_overflow(last, stride, &span) && !__builtin_add_overflow(reach_, span, &reach_) &&
+          !__builtin_add_overflow(offset_, reach_, &end) && end < std::numeric_limits<std::int64_t>::max(),
+      "rank set: {} coordinates with stride {} from rank {} lie beyond the 64-bit ranks", last + 1, stride, offset_);
   size_ *= count;  // at most reach_ + 1
   Extent* faster = num_axes_ > 0 ? &axes_[num_axes_ - 1] : nullptr;
-  if (faster != nullptr && coordinates.empty() && faster->list < 0 &&
-      stride == faster->size * faster->stride) {
+  if (faster != nullptr && coordinates.empty() && faster->list < 0 && stride == faster->size * faster->stride) {
     faster->size *= count;
     return;
   }
@@ -129,9 +117,8 @@ std::int64_t RankSet::coordinate(const Extent& extent, std::int64_t index) const
 }
 
 std::int64_t RankSet::member(std::int64_t index) const {
-  ESPALIER_CHECK_CONFIG(index >= 0 && index < size_,
-                        "rank set: index {} of a set of {}; expected 0 to {}", index, size_,
-                        size_ - 1);
+  ESPALIER_CHECK_CONFIG(index >= 0 && index < size_, "rank set: index {} of a set of {}; expected 0 to {}", index,
+                        size_, size_ - 1);
   std::int64_t rank = offset_;
   for (int i = 0; i < num_axes_; ++i) {
     rank += coordinate(axes_[i], index % axes_[i].size) * axes_[i].stride;
@@ -164,17 +151,15 @@ std::optional<std::int64_t> RankSet::index_of(std::int64_t rank) const {
 RankSet RankSet::shifted(std::int64_t distance) const {
   RankSet set = *this;
   std::int64_t last = 0;
-  ESPALIER_CHECK_CONFIG(
-      !__builtin_add_overflow(offset_, distance, &set.offset_) && set.offset_ >= 0 &&
-          !__builtin_add_overflow(set.offset_, reach_, &last),
-      "rank set: {} cannot be shifted by {}; expected ranks from 0, within 64 bits", to_string(),
-      distance);
+  ESPALIER_CHECK_CONFIG(!__builtin_add_overflow(offset_, distance, &set.offset_) && set.offset_ >= 0 &&
+                            !__builtin_add_overflow(set.offset_, reach_, &last),
+                        "rank set: {} cannot be shifted by {}; expected ranks from 0, within 64 bits", to_string(),
+                        distance);
   return set;
 }
 
 RankSet RankSet::pick(const RankSet& indices) const {
-  ESPALIER_CHECK_CONFIG(indices.last() < size_,
-                        "rank set: index {} of a set of {}; expected 0 to {}", indices.last(),
+  ESPALIER_CHECK_CONFIG(indices.last() < size_, "rank set: index {} of a set of {}; expected 0 to {}", indices.last(),
                         size_, size_ - 1);
   const bool evenly_spaced = num_axes_ == 0 || (num_axes_ == 1 && axes_[0].list < 0);
   if (!evenly_spaced) {
@@ -215,15 +200,13 @@ std::string RankSet::to_string() const {
       form += fmt::format("+{{{}}}x{}", fmt::join(begin, begin + extent.size, ","), extent.stride);
     }
   }
-  return fmt::format("[{},{},..,{}] ({} ranks, {})", offset_, member(1), offset_ + reach_, size_,
-                     form);
+  return fmt::format("[{},{},..,{}] ({} ranks, {})", offset_, member(1), offset_ + reach_, size_, form);
 }
 
 bool operator==(const RankSet& a, const RankSet& b) {
   if (a.size_ != b.size_ || a.offset_ != b.offset_ || a.reach_ != b.reach_) return false;
   const bool same_form =
-      a.num_axes_ == b.num_axes_ &&
-      std::equal(a.axes_.begin(), a.axes_.begin() + a.num_axes_, b.axes_.begin());
+      a.num_axes_ == b.num_axes_ && std::equal(a.axes_.begin(), a.axes_.begin() + a.num_axes_, b.axes_.begin());
   if (!a.lists_ && !b.lists_) return same_form;
   if (same_form && a.lists_ && b.lists_ && *a.lists_ == *b.lists_) return true;
   return a.to_vector() == b.to_vector();

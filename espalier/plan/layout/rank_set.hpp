@@ -45,11 +45,10 @@ class RankSet {
   std::int64_t size() const { return size_; }
   std::int64_t first() const { return offset_; }
   std::int64_t last() const { return offset_ + reach_; }
-  std::int64_t member(std::int64_t index) const;  // ConfigError unless 0 <= index < size
+  std::int64_t member(std::int64_t index) const;                  // ConfigError unless 0 <= index < size
   std::optional<std::int64_t> index_of(std::int64_t rank) const;  // nullopt: not a member
   bool contains(std::int64_t rank) const { return index_of(rank).has_value(); }
-  RankSet shifted(std::int64_t distance)
-      const;  // every member + distance; ConfigError where ranks would be negative
+  RankSet shifted(std::int64_t distance) const;  // every member + distance; ConfigError where ranks would be negative
   // The members at the given indices; O(axes) if this set is evenly spaced, else O(indices).
   // ConfigError if there are fewer.
   RankSet pick(const RankSet& indices) const;
@@ -77,8 +76,7 @@ class RankSet {
 
   std::int64_t coordinate(const Extent& extent, std::int64_t index) const;
   // Adds a slower extent in front of those added before it (they are kept fastest first).
-  void push_slower(std::int64_t size, std::int64_t stride,
-                   std::span<const std::int64_t> coordinates);
+  void push_slower(std::int64_t size, std::int64_t stride, std::span<const std::int64_t> coordinates);
 
   std::int64_t offset_ = 0;
   std::int64_t size_ = 1;

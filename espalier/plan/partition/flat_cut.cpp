@@ -9,9 +9,10 @@ namespace espalier {
 
 FlatCut::FlatCut(std::span<const std::int64_t> sizes, std::int64_t num_ranks, std::int64_t alignment)
     : offsets_{0}, num_ranks_(num_ranks) {
-  ESPALIER_CHECK_CONFIG(num_ranks >= 1 && alignment >= 1 && alignment % num_ranks == 0,
-                        "flat cut: alignment {} over {} ranks; expected at least one rank and a positive multiple of them",
-                        alignment, num_ranks);
+  ESPALIER_CHECK_CONFIG(
+      num_ranks >= 1 && alignment >= 1 && alignment % num_ranks == 0,
+      "flat cut: alignment {} over {} ranks; expected at least one rank and a positive multiple of them", alignment,
+      num_ranks);
   for (const std::int64_t size : sizes) {
     ESPALIER_CHECK_CONFIG(size >= 0, "flat cut: a parameter of {} elements; expected 0 or more", size);
     offsets_.push_back(offsets_.back() + size);

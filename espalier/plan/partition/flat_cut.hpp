@@ -7,8 +7,8 @@
 
 namespace espalier {
 
-// Parameters of the given sizes lie side by side in one flat buffer, which is padded to a multiple of `alignment` and cut
-// into equal parts for the ranks: who holds what, and how much of it is padding. (ZeRO's flat partitions.)
+// Parameters of the given sizes lie side by side in one flat buffer, which is padded to a multiple of `alignment` and
+// cut into equal parts for the ranks: who holds what, and how much of it is padding. (ZeRO's flat partitions.)
 class FlatCut {
  public:
   // ConfigError unless all sizes are >= 0, ranks >= 1 and `alignment` is a positive multiple of ranks.

@@ -21,8 +21,7 @@ constexpr std::int64_t kMaxParts = 1 << 24;
 
 void require_parts(std::int64_t num_parts) {
   ESPALIER_CHECK_CONFIG(num_parts >= 1, "partition: {} parts; at least 1 is needed", num_parts);
-  ESPALIER_CHECK_CONFIG(num_parts <= kMaxParts, "partition: {} parts; at most {} are allowed",
-                        num_parts, kMaxParts);
+  ESPALIER_CHECK_CONFIG(num_parts <= kMaxParts, "partition: {} parts; at most {} are allowed", num_parts, kMaxParts);
 }
 
 // Running sums of checked weights; load(i, j) is the sum of items i .. j-1.
@@ -31,19 +30,15 @@ class Loads {
   explicit Loads(std::span<const double> weights) : sums_{0.0} {
     for (std::size_t i = 0; i < weights.size(); ++i)
       ESPALIER_CHECK_CONFIG(std::isfinite(weights[i]) && weights[i] >= 0,
-                            "partition: weight {} is {}; weights must be finite and at least 0", i,
-                            weights[i]);
+                            "partition: weight {} is {}; weights must be finite and at least 0", i, weights[i]);
     const auto sums = prefix_sum(weights);
     sums_.insert(sums_.end(), sums.begin(), sums.end());
-    ESPALIER_CHECK_CONFIG(std::isfinite(sums_.back()),
-                          "partition: {} weights add up to more than {}; scale them down",
+    ESPALIER_CHECK_CONFIG(std::isfinite(sums_.back()), "partition: {} weights add up to more than {}; scale them down",
                           weights.size(), std::numeric_limits<double>::max());
   }
 
   std::int64_t num_items() const { return static_cast<std::int64_t>(sums_.size()) - 1; }
-  double operator()(std::int64_t begin, std::int64_t end) const {
-    return sums_[end] - sums_[begin];
-  }
+  double operator()(std::int64_t begin, std::int64_t end) const { return sums_[end] - sums_[begin]; }
   // Differences up to this are rounding.
   double tolerance() const { return 16 * std::numeric_limits<double>::epsilon() * sums_.back(); }
 
@@ -69,8 +64,7 @@ double smallest_largest(const Loads& load, std::int64_t num_parts, Score score) 
 }
 
 // The rightmost cuts with every load in [low, high]; there are some.
-std::vector<std::int64_t> rightmost_cuts(const Loads& load, std::int64_t num_parts, double low,
-                                         double high) {
+std::vector<std::int64_t> rightmost_cuts(const Loads& load, std::int64_t num_parts, double low, double high) {
   const std::int64_t n = load.num_items();
   const auto fits = [&](std::int64_t begin, std::int64_t end) {
     const double part = load(begin, end);
@@ -99,25 +93,22 @@ std::vector<std::int64_t> partition_uniform(std::int64_t num_items, std::int64_t
   ESPALIER_CHECK_CONFIG(num_items >= 0, "partition: {} items; at least 0 are needed", num_items);
   const std::int64_t size = num_items / num_parts, longer = num_items % num_parts;
   std::vector<std::int64_t> cuts{0};
-  for (std::int64_t part = 0; part < num_parts; ++part)
-    cuts.push_back(cuts.back() + size + (part < longer ? 1 : 0));
+  for (std::int64_t part = 0; part < num_parts; ++part) cuts.push_back(cuts.back() + size + (part < longer ? 1 : 0));
   return cuts;
 }
 
-std::vector<std::int64_t> partition_balanced(std::span<const double> weights,
-                                             std::int64_t num_parts) {
+std::vector<std::int64_t> partition_balanced(std::span<const double> weights, std::int64_t num_parts) {
   require_parts(num_parts);
   const Loads load(weights);
   if (load.num_items() <= num_parts) return partition_uniform(load.num_items(), num_parts);
   const double largest = smallest_largest(load, num_parts, [](double part) { return part; });
   const double high = largest + load.tolerance();
-  const double smallest = -smallest_largest(
-      load, num_parts, [high](double part) { return part <= high ? -part : kInfinity; });
+  const double smallest =
+      -smallest_largest(load, num_parts, [high](double part) { return part <= high ? -part : kInfinity; });
   return rightmost_cuts(load, num_parts, smallest - load.tolerance(), high);
 }
 
-std::vector<std::int64_t> partition_deepspeed(std::span<const double> weights,
-                                              std::int64_t num_parts) {
+std::vector<std::int64_t> partition_deepspeed(std::span<const double> weights, std::int64_t num_parts) {
   require_parts(num_parts);
   const Loads load(weights);
   const std::int64_t n = load.num_items();
@@ -143,8 +134,7 @@ std::vector<std::int64_t> partition_deepspeed(std::span<const double> weights,
       }
     }
   std::vector<std::int64_t> cuts{n};
-  for (std::int64_t parts = num_parts; parts >= 1; --parts)
-    cuts.push_back(kept[parts][cuts.back()].last_cut);
+  for (std::int64_t parts = num_parts; parts >= 1; --parts) cuts.push_back(kept[parts][cuts.back()].last_cut);
   std::reverse(cuts.begin(), cuts.end());
   return cuts;
 }
@@ -157,36 +147,32 @@ std::vector<std::int64_t> partition_explicit(std::vector<std::int64_t> cuts, std
                         "{}: {} cuts; {} parts need {}: 0, the first item of each further part, "
                         "and the number of items ({})",
                         list(), cuts.size(), num_parts, num_parts + 1, num_items);
-  ESPALIER_CHECK_CONFIG(cuts.front() == 0, "{}: begins with {}; the first part begins with item 0",
-                        list(), cuts.front());
-  ESPALIER_CHECK_CONFIG(cuts.back() == num_items, "{}: ends with {}; there are {} items", list(),
-                        cuts.back(), num_items);
+  ESPALIER_CHECK_CONFIG(cuts.front() == 0, "{}: begins with {}; the first part begins with item 0", list(),
+                        cuts.front());
+  ESPALIER_CHECK_CONFIG(cuts.back() == num_items, "{}: ends with {}; there are {} items", list(), cuts.back(),
+                        num_items);
   for (std::int64_t part = 0; part < num_parts; ++part) {
-    ESPALIER_CHECK_CONFIG(cuts[part] <= cuts[part + 1], "{}: {} comes before {}; cuts must ascend",
-                          list(), cuts[part], cuts[part + 1]);
+    ESPALIER_CHECK_CONFIG(cuts[part] <= cuts[part + 1], "{}: {} comes before {}; cuts must ascend", list(), cuts[part],
+                          cuts[part + 1]);
     ESPALIER_CHECK_CONFIG(cuts[part] < cuts[part + 1] || num_items < num_parts,
-                          "{}: part {} is empty; {} items are enough for {} parts", list(), part,
-                          num_items, num_parts);
+                          "{}: part {} is empty; {} items are enough for {} parts", list(), part, num_items, num_parts);
   }
   return cuts;
 }
 
-std::vector<std::int64_t> partition_by_type(std::span<const std::string> type_names,
-                                            std::string_view pattern, std::int64_t num_parts) {
+std::vector<std::int64_t> partition_by_type(std::span<const std::string> type_names, std::string_view pattern,
+                                            std::int64_t num_parts) {
   std::regex expression;
   try {
     expression.assign(pattern.begin(), pattern.end(), std::regex::ECMAScript | std::regex::icase);
   } catch (const std::regex_error& error) {
-    throw ConfigError(
-        fmt::format("partition type:{}: malformed regular expression ({})", pattern, error.what()));
+    throw ConfigError(fmt::format("partition type:{}: malformed regular expression ({})", pattern, error.what()));
   }
   std::vector<double> weights;
-  for (const std::string& name : type_names)
-    weights.push_back(std::regex_search(name, expression) ? 1.0 : 0.0);
-  ESPALIER_CHECK_CONFIG(
-      std::find(weights.begin(), weights.end(), 1.0) != weights.end(),
-      "partition type:{}: matches none of the {} types; there are {}", pattern, type_names.size(),
-      fmt::join(std::set<std::string>(type_names.begin(), type_names.end()), ", "));
+  for (const std::string& name : type_names) weights.push_back(std::regex_search(name, expression) ? 1.0 : 0.0);
+  ESPALIER_CHECK_CONFIG(std::find(weights.begin(), weights.end(), 1.0) != weights.end(),
+                        "partition type:{}: matches none of the {} types; there are {}", pattern, type_names.size(),
+                        fmt::join(std::set<std::string>(type_names.begin(), type_names.end()), ", "));
   return partition_balanced(weights, num_parts);
 }
 
@@ -197,13 +183,11 @@ std::vector<double> prefix_sum(std::span<const double> weights) {
   return sums;
 }
 
-std::vector<double> part_loads(std::span<const double> weights,
-                               std::span<const std::int64_t> cuts) {
+std::vector<double> part_loads(std::span<const double> weights, std::span<const std::int64_t> cuts) {
   const auto num_items = static_cast<std::int64_t>(weights.size());
-  ESPALIER_CHECK_CONFIG(!cuts.empty() && cuts.front() == 0 && cuts.back() == num_items &&
-                            std::is_sorted(cuts.begin(), cuts.end()),
-                        "partition {}: cuts must ascend from 0 to {}, the number of weights",
-                        fmt::join(cuts, ","), num_items);
+  ESPALIER_CHECK_CONFIG(
+      !cuts.empty() && cuts.front() == 0 && cuts.back() == num_items && std::is_sorted(cuts.begin(), cuts.end()),
+      "partition {}: cuts must ascend from 0 to {}, the number of weights", fmt::join(cuts, ","), num_items);
   std::vector<double> loads;
   for (std::size_t part = 0; part + 1 < cuts.size(); ++part) {
     double load = 0.0;

@@ -22,15 +22,13 @@ std::vector<std::int64_t> partition_uniform(std::int64_t num_items, std::int64_t
 // partition_uniform has them for equal weights). No part is empty when there are at least as many
 // items as parts; otherwise each item has a part of its own and the last parts are empty. Loads
 // that differ by rounding alone count as equal. Cost O(num_items^2 * num_parts).
-std::vector<std::int64_t> partition_balanced(std::span<const double> weights,
-                                             std::int64_t num_parts);
+std::vector<std::int64_t> partition_balanced(std::span<const double> weights, std::int64_t num_parts);
 
 // DeepSpeed's partition_balanced, cut for cut: part by part it keeps the cut with the smallest
 // difference between largest and smallest load so far (ties: the rightmost), so its largest part
 // may be larger than it need be and a part may be empty. For programs that must reproduce its stage
 // boundaries. Cost O(num_items^2 * num_parts).
-std::vector<std::int64_t> partition_deepspeed(std::span<const double> weights,
-                                              std::int64_t num_parts);
+std::vector<std::int64_t> partition_deepspeed(std::span<const double> weights, std::int64_t num_parts);
 
 // Checks an explicit cut list against the number of items and parts; returns it. A part may be
 // empty only when there are fewer items than parts.
@@ -40,8 +38,8 @@ std::vector<std::int64_t> partition_explicit(std::vector<std::int64_t> cuts, std
 // Weight 1 for names in which the case-insensitive regular expression (ECMAScript) is found, 0 for
 // others; then balanced. ConfigError when the expression is malformed, or no name matches, listing
 // the names.
-std::vector<std::int64_t> partition_by_type(std::span<const std::string> type_names,
-                                            std::string_view pattern, std::int64_t num_parts);
+std::vector<std::int64_t> partition_by_type(std::span<const std::string> type_names, std::string_view pattern,
+                                            std::int64_t num_parts);
 
 // Inclusive running sums.
 std::vector<double> prefix_sum(std::span<const double> weights);

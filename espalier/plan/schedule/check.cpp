@@ -18,9 +18,8 @@ namespace espalier {
 namespace {
 
 constexpr std::size_t kNumOps = static_cast<std::size_t>(Op::optimizer_step) + 1;
-constexpr std::array kMicroBatchOps{
-    Op::load,      Op::recv_activation, Op::forward,  Op::send_activation,
-    Op::recv_grad, Op::backward,        Op::send_grad};
+constexpr std::array kMicroBatchOps{Op::load,      Op::recv_activation, Op::forward,  Op::send_activation,
+                                    Op::recv_grad, Op::backward,        Op::send_grad};
 constexpr std::array kFinalOps{Op::reduce_tied_grads, Op::reduce_grads, Op::optimizer_step};
 
 // Within a stage and micro-batch, the first must come before the second.
@@ -28,12 +27,9 @@ struct Order {
   Op before;
   Op after;
 };
-constexpr std::array kOrders{Order{Op::load, Op::forward},
-                             Order{Op::recv_activation, Op::forward},
-                             Order{Op::forward, Op::send_activation},
-                             Order{Op::forward, Op::backward},
-                             Order{Op::recv_grad, Op::backward},
-                             Order{Op::backward, Op::send_grad}};
+constexpr std::array kOrders{
+    Order{Op::load, Op::forward},     Order{Op::recv_activation, Op::forward}, Order{Op::forward, Op::send_activation},
+    Order{Op::forward, Op::backward}, Order{Op::recv_grad, Op::backward},      Order{Op::backward, Op::send_grad}};
 
 std::size_t index(Op op) { return static_cast<std::size_t>(op); }
 
@@ -70,8 +66,7 @@ class Checker {
   // Fills lines_ and training_. Whatever follows may index by op, micro-batch and slot.
   bool well_formed() {
     if (num_stages() < 1 || num_micro_batches() < 1) {
-      error("schedule: {} stages and {} micro-batches; it needs at least 1 of each", num_stages(),
-            num_micro_batches());
+      error("schedule: {} stages and {} micro-batches; it needs at least 1 of each", num_stages(), num_micro_batches());
       return false;
     }
     for (std::int64_t s = 0; s < num_stages(); ++s) {
@@ -85,15 +80,13 @@ class Checker {
         training_ = training_ || i.op == Op::backward;
         if (!has_micro_batch(i.op)) continue;
         if (i.micro_batch < 0 || i.micro_batch >= num_micro_batches())
-          error("stage {}, step {}: {}; micro-batches are 0 to {}", s, step, name(i),
-                num_micro_batches() - 1);
+          error("stage {}, step {}: {}; micro-batches are 0 to {}", s, step, name(i), num_micro_batches() - 1);
         if (i.buffer < 0 || i.buffer >= program.num_buffers)
-          error("stage {}, step {}: {} in slot {}; the stage has {} slots", s, step, name(i),
-                i.buffer, program.num_buffers);
+          error("stage {}, step {}: {} in slot {}; the stage has {} slots", s, step, name(i), i.buffer,
+                program.num_buffers);
       }
       if (static_cast<std::int64_t>(lines_.back().size()) < num_micro_batches())
-        error("stage {}: {} instructions cannot serve {} micro-batches", s, lines_.back().size(),
-              num_micro_batches());
+        error("stage {}: {} instructions cannot serve {} micro-batches", s, lines_.back().size(), num_micro_batches());
     }
     return report_.ok();
   }
@@ -136,23 +129,20 @@ class Checker {
       const auto& [i, step] = line[p];
       std::int64_t& seen = at[index(i.op)][has_micro_batch(i.op) ? i.micro_batch : 0];
       if (expected(i.op, s) == 0)
-        error("stage {}, step {}: {} does not belong on stage {} of {}{}", s, step, name(i), s,
-              num_stages(), training_ ? "" : " of a schedule without backward");
+        error("stage {}, step {}: {} does not belong on stage {} of {}{}", s, step, name(i), s, num_stages(),
+              training_ ? "" : " of a schedule without backward");
       else if (seen >= 0)
-        error("stage {}, step {}: {} a second time, first at step {}", s, step, name(i),
-              line[seen].step);
+        error("stage {}, step {}: {} a second time, first at step {}", s, step, name(i), line[seen].step);
       else
         seen = static_cast<std::int64_t>(p);
     }
     for (Op op : kMicroBatchOps)
       for (std::int64_t m = 0; m < num_micro_batches() && expected(op, s) > 0; ++m)
-        if (at[index(op)][m] < 0)
-          error("stage {}: {} of micro-batch {} is missing", s, code(op), m);
+        if (at[index(op)][m] < 0) error("stage {}: {} of micro-batch {} is missing", s, code(op), m);
     for (Op op : kFinalOps) {
       if (op == Op::reduce_tied_grads && num_stages() == 1)
         continue;  // may be left out: ties within a stage are aliases
-      if (expected(op, s) > 0 && at[index(op)][0] < 0)
-        error("stage {}: {} is missing", s, code(op));
+      if (expected(op, s) > 0 && at[index(op)][0] < 0) error("stage {}: {} is missing", s, code(op));
     }
     if (report_.errors.size() > errors_before) return;  // what follows relies on completeness
 
@@ -169,10 +159,8 @@ class Checker {
             name(line[after].instruction), name(line[before].instruction), line[before].step);
     };
     for (const auto& [before, after] : kOrders)
-      for (std::int64_t m = 0; m < num_micro_batches(); ++m)
-        require(at[index(before)][m], at[index(after)][m]);
-    for (std::int64_t m = 0; m + 1 < num_micro_batches();
-         ++m)  // a data source is drawn from in its own order
+      for (std::int64_t m = 0; m < num_micro_batches(); ++m) require(at[index(before)][m], at[index(after)][m]);
+    for (std::int64_t m = 0; m + 1 < num_micro_batches(); ++m)  // a data source is drawn from in its own order
       require(at[index(Op::load)][m], at[index(Op::load)][m + 1]);
     if (!training_) return;
     const auto& backwards = at[index(Op::backward)];
@@ -189,24 +177,21 @@ class Checker {
     const auto& line = lines_[s];
     std::vector<std::int64_t> last(num_micro_batches(), -1), slot(num_micro_batches(), -1);
     for (std::size_t p = 0; p < line.size(); ++p)
-      if (has_micro_batch(line[p].instruction.op))
-        last[line[p].instruction.micro_batch] = static_cast<std::int64_t>(p);
-    std::vector<std::int64_t> holder(
-        std::min<std::int64_t>(schedule_.stages[s].num_buffers, max_slot(line) + 1), -1);
+      if (has_micro_batch(line[p].instruction.op)) last[line[p].instruction.micro_batch] = static_cast<std::int64_t>(p);
+    std::vector<std::int64_t> holder(std::min<std::int64_t>(schedule_.stages[s].num_buffers, max_slot(line) + 1), -1);
     for (std::size_t p = 0; p < line.size(); ++p) {
       const auto& [i, step] = line[p];
       if (!has_micro_batch(i.op)) continue;
       if (slot[i.micro_batch] >= 0 && slot[i.micro_batch] != i.buffer)
-        error("stage {}, step {}: {} in slot {}, but the micro-batch lies in slot {}", s, step,
-              name(i), i.buffer, slot[i.micro_batch]);
+        error("stage {}, step {}: {} in slot {}, but the micro-batch lies in slot {}", s, step, name(i), i.buffer,
+              slot[i.micro_batch]);
       slot[i.micro_batch] = i.buffer;
       const std::int64_t other = holder[i.buffer];
       if (other >= 0 && other != i.micro_batch && last[other] > static_cast<std::int64_t>(p))
         error(
             "stage {}, step {}: {} overwrites slot {}, which holds micro-batch {} until {} at step "
             "{}",
-            s, step, name(i), i.buffer, other, name(line[last[other]].instruction),
-            line[last[other]].step);
+            s, step, name(i), i.buffer, other, name(line[last[other]].instruction), line[last[other]].step);
       holder[i.buffer] = i.micro_batch;
     }
   }
@@ -245,25 +230,21 @@ class Checker {
           "link from stage {} to stage {}, message {}: stage {} step {} sends micro-batch {} ({}), "
           "but stage {} step {} "
           "expects micro-batch {} ({})",
-          from, to, k, from, sends[k].step, sends[k].instruction.micro_batch, code(send), to,
-          receives[k].step, receives[k].instruction.micro_batch, code(receives[k].instruction.op));
+          from, to, k, from, sends[k].step, sends[k].instruction.micro_batch, code(send), to, receives[k].step,
+          receives[k].instruction.micro_batch, code(receives[k].instruction.op));
       return;
     }
     if (sends.size() != receives.size())
-      error("link from stage {} to stage {}: {} {} but {} {}", from, to, sends.size(), code(send),
-            receives.size(), code(link(send).other_end));
+      error("link from stage {} to stage {}: {} {} but {} {}", from, to, sends.size(), code(send), receives.size(),
+            code(link(send).other_end));
   }
 
   // ---- the play ----
 
-  static bool waits_for_all(Op op) {
-    return op == Op::reduce_tied_grads || op == Op::optimizer_step;
-  }
+  static bool waits_for_all(Op op) { return op == Op::reduce_tied_grads || op == Op::optimizer_step; }
   bool finished(std::int64_t s) const { return next_[s] == lines_[s].size(); }
   const Placed& current(std::int64_t s) const { return lines_[s][next_[s]]; }
-  bool stands_at(std::int64_t s, Op op) const {
-    return !finished(s) && current(s).instruction.op == op;
-  }
+  bool stands_at(std::int64_t s, Op op) const { return !finished(s) && current(s).instruction.op == op; }
 
   void play() {
     next_.assign(num_stages(), 0);
@@ -319,8 +300,8 @@ class Checker {
     std::string text = "deadlock:";
     for (std::int64_t stage : path)
       text += fmt::format("{} stage {} at step {} ({}) waits for",
-                          stage == path.front() ? "" : fmt::format(" stage {}, but", stage), stage,
-                          current(stage).step, name(current(stage).instruction));
+                          stage == path.front() ? "" : fmt::format(" stage {}, but", stage), stage, current(stage).step,
+                          name(current(stage).instruction));
     error("{} stage {}", text, path.front());
   }
 

@@ -23,9 +23,9 @@ struct ScheduleReport {
 // not overwritten while live, reductions and the optimizer step last and in order) and free of
 // deadlock when every send waits for its receive (rendezvous). It follows that both ends of a link
 // take up its messages, of both directions together, in the same order, as broadcasts in a group of
-// the two need it. Cost O(instructions). Never throws on a bad schedule: it says in `errors` which stage, step and instruction is at fault; a deadlock
-// is told as the cycle of stages that wait for each other, and only looked for where all else is
-// sound. A schedule without any backward is held to forward rules.
+// the two need it. Cost O(instructions). Never throws on a bad schedule: it says in `errors` which stage, step and
+// instruction is at fault; a deadlock is told as the cycle of stages that wait for each other, and only looked for
+// where all else is sound. A schedule without any backward is held to forward rules.
 ScheduleReport check(const Schedule& schedule);
 
 }  // namespace espalier

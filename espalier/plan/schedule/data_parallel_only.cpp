@@ -16,8 +16,7 @@ StageProgram write_data_parallel_only(const StagePlace& at) {
   StageProgram program;
   program.num_buffers = 1;
   for (std::int64_t m = 0; m < at.num_micro_batches; ++m)
-    program.steps.push_back(
-        {in_slot(Op::load, m, 1), in_slot(Op::forward, m, 1), in_slot(Op::backward, m, 1)});
+    program.steps.push_back({in_slot(Op::load, m, 1), in_slot(Op::forward, m, 1), in_slot(Op::backward, m, 1)});
   auto& last = program.steps.back();
   last.insert(last.end(), {{Op::reduce_grads}, {Op::optimizer_step}});
   return program;

@@ -18,9 +18,7 @@ struct StagePlace {
 
   bool is_first() const { return stage == 0; }
   bool is_last() const { return stage == num_stages - 1; }
-  bool has(std::int64_t micro_batch) const {
-    return micro_batch >= 0 && micro_batch < num_micro_batches;
-  }
+  bool has(std::int64_t micro_batch) const { return micro_batch >= 0 && micro_batch < num_micro_batches; }
 };
 
 // A kind that writes every stage's program with `write`, after checking both counts (ConfigError).

@@ -32,8 +32,7 @@ bool has_micro_batch(Op op);
 
 struct Instruction {
   Op op;
-  std::int32_t buffer =
-      -1;  // slot that holds the micro-batch's tensors on this stage; -1 without one
+  std::int32_t buffer = -1;       // slot that holds the micro-batch's tensors on this stage; -1 without one
   std::int32_t micro_batch = -1;  // -1 without one
   friend bool operator==(const Instruction&, const Instruction&) = default;
 };

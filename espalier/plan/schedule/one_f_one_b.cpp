@@ -15,14 +15,11 @@ namespace {
 // Micro-batch whose forward (or backward) falls on `step`, if this is such a step; it may lie
 // outside 0 .. M-1.
 std::int64_t forward_at(const StagePlace& at, std::int64_t step) { return (step - at.stage) / 2; }
-std::int64_t backward_at(const StagePlace& at, std::int64_t step) {
-  return (step + at.stage + 1) / 2 - at.num_stages;
-}
+std::int64_t backward_at(const StagePlace& at, std::int64_t step) { return (step + at.stage + 1) / 2 - at.num_stages; }
 
 StageProgram write_one_f_one_b(const StagePlace& at) {
   StageProgram program;
-  program.num_buffers =
-      std::max<std::int64_t>(2, std::min(at.num_stages - at.stage, at.num_micro_batches));
+  program.num_buffers = std::max<std::int64_t>(2, std::min(at.num_stages - at.stage, at.num_micro_batches));
   const std::int64_t num_steps = 2 * (at.num_micro_batches + at.num_stages - 1);
   for (std::int64_t step = 0; step < num_steps; ++step) {
     std::vector<Instruction> list;
@@ -39,8 +36,7 @@ StageProgram write_one_f_one_b(const StagePlace& at) {
     } else {
       const std::int64_t current = backward_at(at, step);
       if (!at.is_last()) add(Op::recv_grad, current);
-      if (!at.is_last())
-        add(Op::send_activation, step - 1 < at.stage ? -1 : forward_at(at, step - 1));
+      if (!at.is_last()) add(Op::send_activation, step - 1 < at.stage ? -1 : forward_at(at, step - 1));
       add(Op::backward, current);
     }
     program.steps.push_back(std::move(list));

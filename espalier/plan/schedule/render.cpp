@@ -19,8 +19,7 @@ double shortest(const Simulation& simulation) {
   double duration = std::numeric_limits<double>::infinity();
   for (const auto& stage : simulation.stages)
     for (const Interval& interval : stage)
-      if (interval.end > interval.begin)
-        duration = std::min(duration, interval.end - interval.begin);
+      if (interval.end > interval.begin) duration = std::min(duration, interval.end - interval.begin);
   return std::isfinite(duration) ? duration : 1.0;
 }
 
@@ -33,21 +32,18 @@ struct Row {
   std::vector<Look> looks;  // one a character
 };
 
-Row draw_row(const std::vector<Interval>& stage, std::int64_t columns, std::int64_t cell,
-             double columns_per_time) {
+Row draw_row(const std::vector<Interval>& stage, std::int64_t columns, std::int64_t cell, double columns_per_time) {
   Row row{.text = std::string(columns, ' '), .looks = std::vector<Look>(columns, Look::idle)};
   for (std::int64_t column = 0; column < columns; column += cell) row.text[column] = '.';
   for (const Interval& interval : stage) {
     const std::int64_t begin = std::lround(interval.begin * columns_per_time);
-    const std::int64_t end =
-        std::min<std::int64_t>(columns, std::lround(interval.end * columns_per_time));
+    const std::int64_t end = std::min<std::int64_t>(columns, std::lround(interval.end * columns_per_time));
     const std::string name = label(interval.instruction);
     for (std::int64_t column = begin; column < end; ++column) {
       const bool gap = column == end - 1;  // between neighbours
       const auto k = static_cast<std::size_t>(column - begin);
       row.text[column] = gap ? ' ' : k < name.size() ? name[k] : '-';
-      if (!gap)
-        row.looks[column] = interval.instruction.op == Op::forward ? Look::forward : Look::backward;
+      if (!gap) row.looks[column] = interval.instruction.op == Op::forward ? Look::forward : Look::backward;
     }
   }
   return row;
@@ -73,8 +69,7 @@ std::string cut(const Row& row, std::int64_t begin, std::int64_t end, bool color
   }
   std::string text;
   for (std::int64_t column = begin; column < end; ++column) {
-    if (column == begin || row.looks[column] != row.looks[column - 1])
-      text += color_code(row.looks[column]);
+    if (column == begin || row.looks[column] != row.looks[column - 1]) text += color_code(row.looks[column]);
     text += row.text[column];
   }
   return text + "\033[0m";
@@ -82,8 +77,7 @@ std::string cut(const Row& row, std::int64_t begin, std::int64_t end, bool color
 
 // ---- SVG ----
 
-constexpr std::string_view kForwardFill = "#8ecae6", kBackwardFill = "#95d5b2",
-                           kIdleFill = "#eceff1", kInk = "#263238";
+constexpr std::string_view kForwardFill = "#8ecae6", kBackwardFill = "#95d5b2", kIdleFill = "#eceff1", kInk = "#263238";
 
 std::string escaped(std::string_view text) {
   std::string result;
@@ -111,26 +105,20 @@ std::string escaped(std::string_view text) {
 std::string render_text(const Simulation& simulation, const TextPicture& picture) {
   std::size_t longest = 2;
   for (const auto& stage : simulation.stages)
-    for (const Interval& interval : stage)
-      longest = std::max(longest, label(interval.instruction).size());
+    for (const Interval& interval : stage) longest = std::max(longest, label(interval.instruction).size());
   const auto cell = static_cast<std::int64_t>(longest) + 1;
   const double columns_per_time = static_cast<double>(cell) / shortest(simulation);
-  const std::int64_t columns =
-      std::max<std::int64_t>(std::lround(simulation.span * columns_per_time), cell);
-  const auto margin =
-      static_cast<std::int64_t>(fmt::format("stage {}  ", simulation.stages.size() - 1).size());
+  const std::int64_t columns = std::max<std::int64_t>(std::lround(simulation.span * columns_per_time), cell);
+  const auto margin = static_cast<std::int64_t>(fmt::format("stage {}  ", simulation.stages.size() - 1).size());
   ESPALIER_CHECK_CONFIG(picture.width >= margin + cell,
-                        "schedule picture: {} columns are too few; it needs at least {}",
-                        picture.width, margin + cell);
+                        "schedule picture: {} columns are too few; it needs at least {}", picture.width, margin + cell);
   const std::int64_t panel = (picture.width - margin) / cell * cell;
 
   std::vector<Row> rows;
-  for (const auto& stage : simulation.stages)
-    rows.push_back(draw_row(stage, columns, cell, columns_per_time));
+  for (const auto& stage : simulation.stages) rows.push_back(draw_row(stage, columns, cell, columns_per_time));
   std::string text;
   for (std::int64_t begin = 0; begin < columns; begin += panel) {
-    if (begin > 0)
-      text += fmt::format("\nfrom time {:g}\n", static_cast<double>(begin) / columns_per_time);
+    if (begin > 0) text += fmt::format("\nfrom time {:g}\n", static_cast<double>(begin) / columns_per_time);
     for (std::size_t s = 0; s < rows.size(); ++s)
       text += fmt::format("{:<{}}{}\n", fmt::format("stage {}", s), margin,
                           cut(rows[s], begin, std::min(columns, begin + panel), picture.color));
@@ -143,11 +131,9 @@ std::string render_svg(const Simulation& simulation, std::string_view title) {
   const auto num_stages = static_cast<double>(simulation.stages.size());
   // 24 px hold a label; where that would be wider than a page, bars stay at least 3 px and lose
   // theirs.
-  const double shortest_px =
-      std::clamp(1600.0 * shortest(simulation) / std::max(simulation.span, 1e-300), 3.0, 24.0);
+  const double shortest_px = std::clamp(1600.0 * shortest(simulation) / std::max(simulation.span, 1e-300), 3.0, 24.0);
   const double scale = shortest_px / shortest(simulation);
-  const double width = kMargin + simulation.span * scale + 16,
-               height = kTop + num_stages * (kRow + kGap) + kBottom;
+  const double width = kMargin + simulation.span * scale + 16, height = kTop + num_stages * (kRow + kGap) + kBottom;
   const bool labels = shortest_px >= 20;
 
   std::string svg = fmt::format(
@@ -159,26 +145,21 @@ std::string render_svg(const Simulation& simulation, std::string_view title) {
       width, height, escaped(title), kInk);
   for (std::size_t s = 0; s < simulation.stages.size(); ++s) {
     const double y = kTop + static_cast<double>(s) * (kRow + kGap);
-    svg += fmt::format("<text x=\"8\" y=\"{:.1f}\" fill=\"{}\">stage {}</text>\n", y + kRow / 2 + 4,
-                       kInk, s);
-    svg += fmt::format(
-        "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.0f}\" fill=\"{}\"/>\n",
-        kMargin, y, simulation.span * scale, kRow, kIdleFill);
+    svg += fmt::format("<text x=\"8\" y=\"{:.1f}\" fill=\"{}\">stage {}</text>\n", y + kRow / 2 + 4, kInk, s);
+    svg += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.0f}\" fill=\"{}\"/>\n", kMargin, y,
+                       simulation.span * scale, kRow, kIdleFill);
     for (const Interval& interval : simulation.stages[s]) {
-      const double x = kMargin + interval.begin * scale,
-                   w = (interval.end - interval.begin) * scale;
+      const double x = kMargin + interval.begin * scale, w = (interval.end - interval.begin) * scale;
       const bool forward = interval.instruction.op == Op::forward;
       svg += fmt::format(
           "<rect x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.0f}\" rx=\"2\" fill=\"{}\" "
           "stroke=\"#ffffff\">"
           "<title>stage {}: {} of micro-batch {}, {:g} to {:g}</title></rect>\n",
-          x, y, w, kRow, forward ? kForwardFill : kBackwardFill, s,
-          forward ? "forward" : "backward", interval.instruction.micro_batch, interval.begin,
-          interval.end);
+          x, y, w, kRow, forward ? kForwardFill : kBackwardFill, s, forward ? "forward" : "backward",
+          interval.instruction.micro_batch, interval.begin, interval.end);
       if (labels)
-        svg += fmt::format(
-            "<text x=\"{:.2f}\" y=\"{:.1f}\" text-anchor=\"middle\" fill=\"{}\">{}</text>\n",
-            x + w / 2, y + kRow / 2 + 4, kInk, label(interval.instruction));
+        svg += fmt::format("<text x=\"{:.2f}\" y=\"{:.1f}\" text-anchor=\"middle\" fill=\"{}\">{}</text>\n", x + w / 2,
+                           y + kRow / 2 + 4, kInk, label(interval.instruction));
     }
   }
   const double y = kTop + num_stages * (kRow + kGap) + 20;
@@ -189,11 +170,9 @@ std::string render_svg(const Simulation& simulation, std::string_view title) {
       "fill=\"{8}\">forward</text>\n<rect x=\"{5:.0f}\" y=\"{1:.1f}\" width=\"12\" height=\"12\" "
       "fill=\"{6}\"/>"
       "<text x=\"{7:.0f}\" y=\"{4:.1f}\" fill=\"{8}\">backward</text>\n",
-      kMargin, y - 10, kForwardFill, kMargin + 16, y, kMargin + 70, kBackwardFill, kMargin + 86,
-      kInk);
-  svg += fmt::format(
-      "<text x=\"{:.0f}\" y=\"{:.1f}\" fill=\"{}\">time {:g}, bubble {:.1f} %</text>\n</svg>\n",
-      kMargin + 156, y, kInk, simulation.span, idle);
+      kMargin, y - 10, kForwardFill, kMargin + 16, y, kMargin + 70, kBackwardFill, kMargin + 86, kInk);
+  svg += fmt::format("<text x=\"{:.0f}\" y=\"{:.1f}\" fill=\"{}\">time {:g}, bubble {:.1f} %</text>\n</svg>\n",
+                     kMargin + 156, y, kInk, simulation.span, idle);
   return svg;
 }
 

@@ -16,8 +16,8 @@ namespace espalier {
 namespace {
 
 void require_time(double value, const char* name) {
-  ESPALIER_CHECK_CONFIG(std::isfinite(value) && value >= 0,
-                        "simulate: {} time {}; it must be finite and at least 0", name, value);
+  ESPALIER_CHECK_CONFIG(std::isfinite(value) && value >= 0, "simulate: {} time {}; it must be finite and at least 0",
+                        name, value);
 }
 
 }  // namespace
@@ -27,8 +27,8 @@ Simulation simulate(const Schedule& schedule, const ScheduleCosts& costs) {
   require_time(costs.backward, "backward");
   require_time(costs.transfer, "transfer");
   const ScheduleReport report = check(schedule);
-  ESPALIER_CHECK_CONFIG(report.ok(), "simulate: schedule {} is not sound ({} errors): {}",
-                        schedule.name, report.errors.size(), report.errors.front());
+  ESPALIER_CHECK_CONFIG(report.ok(), "simulate: schedule {} is not sound ({} errors): {}", schedule.name,
+                        report.errors.size(), report.errors.front());
 
   const std::int64_t num_stages = schedule.num_stages();
   Simulation simulation;
@@ -49,14 +49,12 @@ Simulation simulate(const Schedule& schedule, const ScheduleCosts& costs) {
       const Instruction& i = lines[s][next[s]].instruction;
       if (i.op == Op::forward || i.op == Op::backward) {
         const double time = i.op == Op::forward ? costs.forward : costs.backward;
-        simulation.stages[s].push_back(
-            {.instruction = i, .begin = clock[s], .end = clock[s] + time});
+        simulation.stages[s].push_back({.instruction = i, .begin = clock[s], .end = clock[s] + time});
         clock[s] += time;
         work[s] += time;
       } else if (i.op == Op::send_activation || i.op == Op::send_grad) {
         const std::int64_t to = s + link(i.op).neighbour;
-        (i.op == Op::send_activation ? activations : grads)[to].push_back(clock[s] +
-                                                                          costs.transfer);
+        (i.op == Op::send_activation ? activations : grads)[to].push_back(clock[s] + costs.transfer);
         ready.push_back(to);
       } else if (i.op == Op::recv_activation || i.op == Op::recv_grad) {
         auto& arrivals = (i.op == Op::recv_activation ? activations : grads)[s];

@@ -60,8 +60,8 @@ at::Tensor mask_of(const FlatParameters& flat, const std::function<at::Tensor(co
     const at::Tensor mask = momentum_mask ? momentum_mask(parameter) : at::Tensor();
     if (mask.defined()) {
       ESPALIER_CHECK_CONFIG(mask.sizes() == parameter.tensor().sizes(),
-                            "1-bit adam: the momentum mask of {} is [{}], the parameter [{}]; expected the same shape", parameter.name,
-                            fmt::join(mask.sizes(), ","), fmt::join(parameter.tensor().sizes(), ","));
+                            "1-bit adam: the momentum mask of {} is [{}], the parameter [{}]; expected the same shape",
+                            parameter.name, fmt::join(mask.sizes(), ","), fmt::join(parameter.tensor().sizes(), ","));
       if (!whole.defined()) whole = at::ones_like(flat.values);
       whole.narrow(0, begin, count).copy_(mask.reshape({-1}));
     }
@@ -76,7 +76,8 @@ class OnebitAdam final : public Optimizer {
       : options_(options), replicas_(std::move(replicas)) {
     const at::NoGradGuard no_grad;
     agree(replicas_, "1-bit adam",
-          std::vector<std::string>{fmt::format("freeze_step={}", options.freeze_step), fmt::format("betas={},{}", options.beta1, options.beta2),
+          std::vector<std::string>{fmt::format("freeze_step={}", options.freeze_step),
+                                   fmt::format("betas={},{}", options.beta1, options.beta2),
                                    fmt::format("eps={} weight_decay={}", options.eps, options.weight_decay),
                                    fmt::format("bias_correction={}", options.bias_correction)});
     for (FlatParameters& one : flat) {
@@ -164,8 +165,11 @@ class OnebitAdam final : public Optimizer {
     }
     for (Section& section : one.sections) {
       const std::int64_t padded = section.mean->padded_elems(), chunk = padded / replicas_.size();
-      const auto padded_part = [&](const at::Tensor& flat) { return at::constant_pad_nd(section.of(flat), {0, padded - section.num_elems}); };
-      section.mean->set_errors(padded_part(worker->tensor), padded_part(server->tensor).narrow(0, replicas_.rank() * chunk, chunk));
+      const auto padded_part = [&](const at::Tensor& flat) {
+        return at::constant_pad_nd(section.of(flat), {0, padded - section.num_elems});
+      };
+      section.mean->set_errors(padded_part(worker->tensor),
+                               padded_part(server->tensor).narrow(0, replicas_.rank() * chunk, chunk));
     }
   }
 
@@ -185,7 +189,8 @@ class OnebitAdam final : public Optimizer {
         if (section.mean) continue;
         CompressionOptions options;
         if (options_.deepspeed_padding) {
-          options = {.padded_elems = deepspeed_compressed_length(section.num_elems, replicas_.size()), .padding_in_scale = true};
+          options = {.padded_elems = deepspeed_compressed_length(section.num_elems, replicas_.size()),
+                     .padding_in_scale = true};
         }
         section.mean.emplace(replicas_, section.num_elems, one.values.scalar_type(), options);
       }
@@ -219,12 +224,15 @@ bool is_fraction(double beta) { return beta >= 0.0 && beta < 1.0; }
 }  // namespace
 
 OptimizerFactory onebit_adam(const OnebitAdamOptions& options) {
-  ESPALIER_CHECK_CONFIG(std::isfinite(options.lr) && options.lr >= 0.0, "1-bit adam: lr is {}; expected a finite number >= 0", options.lr);
+  ESPALIER_CHECK_CONFIG(std::isfinite(options.lr) && options.lr >= 0.0,
+                        "1-bit adam: lr is {}; expected a finite number >= 0", options.lr);
   ESPALIER_CHECK_CONFIG(is_fraction(options.beta1) && is_fraction(options.beta2),
-                        "1-bit adam: betas are {} and {}; expected numbers from 0 to below 1", options.beta1, options.beta2);
-  ESPALIER_CHECK_CONFIG(options.freeze_step >= 1,
-                        "1-bit adam: freeze_step is {}; expected at least 1: the variance that is frozen comes from the steps before",
-                        options.freeze_step);
+                        "1-bit adam: betas are {} and {}; expected numbers from 0 to below 1", options.beta1,
+                        options.beta2);
+  ESPALIER_CHECK_CONFIG(
+      options.freeze_step >= 1,
+      "1-bit adam: freeze_step is {}; expected at least 1: the variance that is frozen comes from the steps before",
+      options.freeze_step);
   return [options](std::vector<FlatParameters> flat, const Group& replicas) -> std::unique_ptr<Optimizer> {
     return std::make_unique<OnebitAdam>(options, std::move(flat), replicas);
   };

@@ -35,33 +35,35 @@ struct AveragingCost {
   std::int64_t bytes_sent = 0;  // an exact mean counts as what a ring all-reduce sends
 };
 
-// An optimizer over flat tensors. Its *replicas*, the members of the group that it was made with, hold the same values. It
-// must work element by element, so that any cut of the parameters over ranks gives the same numbers (what averages() does
-// may depend on the cut).
+// An optimizer over flat tensors. Its *replicas*, the members of the group that it was made with, hold the same values.
+// It must work element by element, so that any cut of the parameters over ranks gives the same numbers (what averages()
+// does may depend on the cut).
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  // One update of all tensors with learning rate `lr`. Where averages(), all replicas must call, and it blocks; otherwise
-  // it costs no averaging.
+  // One update of all tensors with learning rate `lr`. Where averages(), all replicas must call, and it blocks;
+  // otherwise it costs no averaging.
   virtual AveragingCost step(double lr) = 0;
   // The learning rate it was made with, used when the engine has no schedule.
   virtual double lr() const = 0;
   // Whether the next step takes this rank's own gradients instead of their mean over the replicas.
   virtual bool averages() const { return false; }
 
-  // Its state, for checkpoints; before the first step it is zero. All replicas must call; blocks where they share state.
+  // Its state, for checkpoints; before the first step it is zero. All replicas must call; blocks where they share
+  // state.
   virtual std::vector<OptimizerState> state(std::size_t tensor) = 0;
   virtual std::int64_t num_steps() const = 0;  // how often it was stepped
 
-  // The two halves of taking state over: restore() sets num_steps, then the tensors that state() returns are filled and given
-  // to restored(). State of each replica becomes the mean over the former ones where there were not as many, and stays zero
-  // where the former ones had none.
+  // The two halves of taking state over: restore() sets num_steps, then the tensors that state() returns are filled and
+  // given to restored(). State of each replica becomes the mean over the former ones where there were not as many, and
+  // stays zero where the former ones had none.
   virtual void restore(std::int64_t num_steps) = 0;
   virtual void restored(std::size_t /*tensor*/, std::span<const OptimizerState> /*filled*/) {}
 };
 
-using OptimizerFactory = std::function<std::unique_ptr<Optimizer>(std::vector<FlatParameters> flat, const Group& replicas)>;
+using OptimizerFactory =
+    std::function<std::unique_ptr<Optimizer>(std::vector<FlatParameters> flat, const Group& replicas)>;
 
 struct AdamWOptions {
   double lr = 1e-3;

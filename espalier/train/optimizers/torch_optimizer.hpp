@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// LibTorch's own optimizers as espalier::Optimizer: torch_optimizer<torch::optim::RMSprop>(torch::optim::RMSpropOptions(1e-2)).
-// All of them that work element by element: SGD, Adam, AdamW, Adagrad, RMSprop.
+// LibTorch's own optimizers as espalier::Optimizer:
+// torch_optimizer<torch::optim::RMSprop>(torch::optim::RMSpropOptions(1e-2)). All of them that work element by element:
+// SGD, Adam, AdamW, Adagrad, RMSprop.
 #pragma once
 
 #include <ATen/ops/zeros_like.h>
@@ -148,7 +149,8 @@ class TorchOptimizer final : public Optimizer {
 
 template <class Torch>
 OptimizerFactory torch_optimizer(typename detail::TorchState<Torch>::Options options) {
-  return [options = std::move(options)](const std::vector<FlatParameters>& flat, const Group&) -> std::unique_ptr<Optimizer> {
+  return [options = std::move(options)](const std::vector<FlatParameters>& flat,
+                                        const Group&) -> std::unique_ptr<Optimizer> {
     std::vector<at::Tensor> values;
     for (const FlatParameters& one : flat) values.push_back(one.values);
     return std::make_unique<detail::TorchOptimizer<Torch>>(std::move(values), options);

@@ -18,12 +18,11 @@ using testing::HasSubstr;
 
 // "launcher rank/world local/local_world@address:port job", "-" for what is not known.
 std::string summary(const RankEnvironment& found) {
-  return fmt::format("{} {}/{} {}/{} {}:{} {}", to_string(found.launcher), found.rank.value,
-                     found.world_size.value, found.local_rank.value,
-                     found.local_world_size ? std::to_string(found.local_world_size->value) : "-",
-                     found.master_address ? found.master_address->value : "-",
-                     found.master_port ? std::to_string(found.master_port->value) : "-",
-                     found.job ? found.job->value : "-");
+  return fmt::format(
+      "{} {}/{} {}/{} {}:{} {}", to_string(found.launcher), found.rank.value, found.world_size.value,
+      found.local_rank.value, found.local_world_size ? std::to_string(found.local_world_size->value) : "-",
+      found.master_address ? found.master_address->value : "-",
+      found.master_port ? std::to_string(found.master_port->value) : "-", found.job ? found.job->value : "-");
 }
 
 struct Understood {
@@ -35,9 +34,7 @@ struct Understood {
 TEST(Environment, UnderstandsEveryLauncher) {
   const std::vector<Understood> table{
       {"nothing", {}, "alone 0/1 0/- -:- -"},
-      {"unrelated",
-       {{"PATH", "/bin"}, {"MASTER_ADDR", "a"}, {"WORLD", "7"}},
-       "alone 0/1 0/- -:- -"},
+      {"unrelated", {{"PATH", "/bin"}, {"MASTER_ADDR", "a"}, {"WORLD", "7"}}, "alone 0/1 0/- -:- -"},
       {"espalier run",
        {{"ESPALIER_RANK", "2"},
         {"ESPALIER_WORLD_SIZE", "4"},
@@ -58,9 +55,7 @@ TEST(Environment, UnderstandsEveryLauncher) {
         {"TORCHELASTIC_RUN_ID", "r"},
         {"TORCHELASTIC_RESTART_COUNT", "1"}},
        "torchrun 3/4 1/2 n0:29500 r.1"},
-      {"a world of one needs no meeting place",
-       {{"RANK", "0"}, {"WORLD_SIZE", "1"}},
-       "torchrun 0/1 0/- -:- -"},
+      {"a world of one needs no meeting place", {{"RANK", "0"}, {"WORLD_SIZE", "1"}}, "torchrun 0/1 0/- -:- -"},
       {"Open MPI",
        {{"OMPI_COMM_WORLD_RANK", "1"},
         {"OMPI_COMM_WORLD_SIZE", "2"},
@@ -91,14 +86,9 @@ TEST(Environment, UnderstandsEveryLauncher) {
        {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_LOCALID", "0"}},
        "alone 0/1 0/- -:- -"},
       {"a job script outside any step",
-       {{"SLURM_PROCID", "0"},
-        {"SLURM_NTASKS", "4"},
-        {"SLURM_LOCALID", "0"},
-        {"SLURM_JOB_ID", "12"}},
+       {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "0"}, {"SLURM_JOB_ID", "12"}},
        "alone 0/1 0/- -:- -"},
-      {"an allocation's shell",
-       {{"SLURM_JOB_ID", "12"}, {"SLURM_NTASKS", "4"}},
-       "alone 0/1 0/- -:- -"},
+      {"an allocation's shell", {{"SLURM_JOB_ID", "12"}, {"SLURM_NTASKS", "4"}}, "alone 0/1 0/- -:- -"},
       {"srun with PMI: Slurm knows the local rank",
        {{"PMI_RANK", "1"},
         {"PMI_SIZE", "2"},
@@ -165,13 +155,11 @@ TEST(Environment, RefusesContradictionsAndNamesThem) {
       {{{"WORLD_SIZE", "4"}}, {"WORLD_SIZE=4", "RANK unset"}},
       {{{"LOCAL_RANK", "1"}}, {"LOCAL_RANK=1", "RANK and WORLD_SIZE are unset"}},
       {{{"ESPALIER_WORLD_SIZE", "4"}}, {"ESPALIER_WORLD_SIZE=4", "ESPALIER_RANK unset"}},
-      {{{"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}},
-       {"OMPI_COMM_WORLD_LOCAL_SIZE=4", "OMPI_COMM_WORLD_RANK"}},
+      {{{"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}}, {"OMPI_COMM_WORLD_LOCAL_SIZE=4", "OMPI_COMM_WORLD_RANK"}},
       {{{"PMI_RANK", "2"}, {"PMI_SIZE", "2"}}, {"PMI_RANK=2", "PMI_SIZE=2"}},
       {{{"SLURM_PROCID", "2"}}, {"SLURM_PROCID=2", "SLURM_NTASKS unset"}},
       {{{"SLURM_PROCID", "2"}, {"SLURM_NTASKS", "2"}}, {"SLURM_PROCID=2", "SLURM_NTASKS=2"}},
-      {{{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}},
-       {"SLURM_PROCID=1", "SLURM_LOCALID is unset"}},
+      {{{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}}, {"SLURM_PROCID=1", "SLURM_LOCALID is unset"}},
       {{{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}},
        {"RANK=1", "WORLD_SIZE=4", "LOCAL_RANK is unset", "set it"}},
       {{{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "4"}}, {"LOCAL_RANK=4", "WORLD_SIZE=4"}},
@@ -183,11 +171,7 @@ TEST(Environment, RefusesContradictionsAndNamesThem) {
        {"MASTER_ADDR and MASTER_PORT are unset", "set them"}},
       {{{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "a"}},
        {"MASTER_ADDR=a", "MASTER_PORT unset"}},
-      {{{"RANK", "1"},
-        {"WORLD_SIZE", "4"},
-        {"LOCAL_RANK", "1"},
-        {"MASTER_ADDR", "a"},
-        {"MASTER_PORT", "70000"}},
+      {{{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "70000"}},
        {"MASTER_PORT=70000", "1 to 65535"}},
       {{{"ESPALIER_RANK", "1"}, {"ESPALIER_WORLD_SIZE", "2"}, {"ESPALIER_LOCAL_RANK", "1"}},
        {"ESPALIER_MASTER_ADDR and ESPALIER_MASTER_PORT are unset"}},
@@ -196,8 +180,7 @@ TEST(Environment, RefusesContradictionsAndNamesThem) {
         {"LOCAL_RANK", "1"},
         {"OMPI_COMM_WORLD_RANK", "0"},
         {"OMPI_COMM_WORLD_SIZE", "2"}},
-       {"two launchers disagree", "torchrun says rank 1 of 2", "Open MPI says rank 0 of 2",
-        "OMPI_COMM_WORLD_RANK=0"}},
+       {"two launchers disagree", "torchrun says rank 1 of 2", "Open MPI says rank 0 of 2", "OMPI_COMM_WORLD_RANK=0"}},
       {{{"ESPALIER_RANK", "0"}, {"ESPALIER_WORLD_SIZE", "2"}, {"RANK", "0"}, {"WORLD_SIZE", "4"}},
        {"espalier run says rank 0 of 2", "torchrun says rank 0 of 4"}},
       {{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}},
@@ -209,8 +192,7 @@ TEST(Environment, RefusesContradictionsAndNamesThem) {
     try {
       ADD_FAILURE() << listing << "was accepted: " << summary(discover_ranks(row.variables));
     } catch (const ConfigError& error) {
-      for (const char* mention : row.mentions)
-        EXPECT_THAT(error.what(), HasSubstr(mention)) << listing;
+      for (const char* mention : row.mentions) EXPECT_THAT(error.what(), HasSubstr(mention)) << listing;
     }
   }
 }
@@ -238,22 +220,30 @@ TEST(Environment, KnowsWhoServesTheStore) {
   run["ESPALIER_RANK"] = "1";
   EXPECT_FALSE(discover_ranks(run).store_descriptor.has_value());
 
-  Variables torchrun{{"RANK", "0"},        {"WORLD_SIZE", "2"},
-                     {"LOCAL_RANK", "0"},  {"MASTER_ADDR", "a"},
-                     {"MASTER_PORT", "1"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+  Variables torchrun{{"RANK", "0"},        {"WORLD_SIZE", "2"},  {"LOCAL_RANK", "0"},
+                     {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
   EXPECT_TRUE(discover_ranks(torchrun).agent_serves_store);
   torchrun["TORCHELASTIC_USE_AGENT_STORE"] = "False";
   EXPECT_FALSE(discover_ranks(torchrun).agent_serves_store);
 }
 
 TEST(Environment, ReadsBackWhatItTellsARank) {
-  const Variables variables =
-      variables_of_rank({{"HOME", "/"}, {"RANK", "0"}, {"WORLD_SIZE", "1"}, {"PMI_RANK", "7"}},
-                        {.rank = 1, .num_ranks = 3, .local_rank = 1, .local_size = 3, .address = "127.0.0.1", .port = 4711, .job = "j"});
+  const Variables variables = variables_of_rank(
+      {{"HOME", "/"}, {"RANK", "0"}, {"WORLD_SIZE", "1"}, {"PMI_RANK", "7"}},
+      {.rank = 1, .num_ranks = 3, .local_rank = 1, .local_size = 3, .address = "127.0.0.1", .port = 4711, .job = "j"});
   EXPECT_EQ(summary(discover_ranks(variables)), "espalier run 1/3 1/3 127.0.0.1:4711 j");
   EXPECT_EQ(variables.at("HOME"), "/");
   EXPECT_FALSE(variables.contains("RANK"));
-  EXPECT_EQ(discover_ranks(variables_of_rank({}, {.rank = 0, .num_ranks = 3, .local_rank = 0, .local_size = 3, .address = "127.0.0.1", .port = 4711, .store_descriptor = 5, .job = "j"})).store_descriptor->value, 5);
+  EXPECT_EQ(discover_ranks(variables_of_rank({}, {.rank = 0,
+                                                  .num_ranks = 3,
+                                                  .local_rank = 0,
+                                                  .local_size = 3,
+                                                  .address = "127.0.0.1",
+                                                  .port = 4711,
+                                                  .store_descriptor = 5,
+                                                  .job = "j"}))
+                .store_descriptor->value,
+            5);
 }
 
 TEST(Environment, ReadsTheVariablesOfThisProcess) {

@@ -92,8 +92,7 @@ class CollectiveOperation final : public Operation {
       work_->wait(limit);
     } catch (const std::exception& error) {
       if (!work_->isCompleted())
-        throw CommError(session_->fail(
-            fmt::format("{} timed out after {} ms; {}", name_(), limit.count(), late_())));
+        throw CommError(session_->fail(fmt::format("{} timed out after {} ms; {}", name_(), limit.count(), late_())));
       throw CommError(session_->explain(name_(), headline(error.what())));
     }
     work_ = nullptr;
@@ -113,8 +112,7 @@ class CollectiveOperation final : public Operation {
 
 class ReceiveOperation final : public Operation {
  public:
-  ReceiveOperation(std::shared_ptr<C10dSession> session, C10dWork work, std::int64_t from,
-                   Naming name)
+  ReceiveOperation(std::shared_ptr<C10dSession> session, C10dWork work, std::int64_t from, Naming name)
       : session_(std::move(session)), work_(std::move(work)), from_(from), name_(std::move(name)) {}
 
   bool done() override {
@@ -180,8 +178,8 @@ class ReceiveOperation final : public Operation {
   }
 
   [[noreturn]] void time_out(milliseconds limit) {
-    throw CommError(session_->fail(fmt::format("{} timed out after {} ms; waiting for rank {}",
-                                               name_(), limit.count(), from_)));
+    throw CommError(
+        session_->fail(fmt::format("{} timed out after {} ms; waiting for rank {}", name_(), limit.count(), from_)));
   }
   void conclude(const std::string& trouble) {
     if (!trouble.empty()) throw CommError(session_->explain(name_(), trouble));
@@ -204,9 +202,7 @@ class DoneOperation final : public Operation {
   void park(std::shared_ptr<Operation>) override {}
 };
 
-at::Tensor as_bytes(const at::Tensor& tensor) {
-  return tensor.view({tensor.numel()}).view(at::kByte);
-}
+at::Tensor as_bytes(const at::Tensor& tensor) { return tensor.view({tensor.numel()}).view(at::kByte); }
 
 // As a list for one device: equal parts of the tensor's bytes; without a tensor, nothing.
 std::vector<std::vector<at::Tensor>> parts_of(const at::Tensor& tensor, std::int64_t count) {
@@ -275,8 +271,7 @@ class C10dCommunicator final : public Communicator {
         link_(link),
         backend_name_(link->backend->getBackendName()),
         members_(members),
-        name_(std::move(name)) {
-  }
+        name_(std::move(name)) {}
 
   const Capabilities& capabilities() const override { return capabilities_; }
 
@@ -286,8 +281,7 @@ class C10dCommunicator final : public Communicator {
     c10d::AllreduceOptions options;
     options.reduceOp = to_c10d(tensor.scalar_type() == at::kBool ? on_truth_values(op) : op);
     return post(
-        described("all_reduce", op, tensor), tensor.nbytes(),
-        [&] { return group()->allreduce(list, options); },
+        described("all_reduce", op, tensor), tensor.nbytes(), [&] { return group()->allreduce(list, options); },
         [tensor, travels, op, size = members_.size()]() mutable {
           if (op == ReduceOp::mean) travels.div_(size);
           if (!travels.is_alias_of(tensor)) tensor.copy_(travels);
@@ -295,8 +289,7 @@ class C10dCommunicator final : public Communicator {
   }
 
   // Every member's tensor may be written on the way.
-  std::shared_ptr<Operation> reduce(at::Tensor output, at::Tensor input, ReduceOp op,
-                                    std::int64_t root) override {
+  std::shared_ptr<Operation> reduce(at::Tensor output, at::Tensor input, ReduceOp op, std::int64_t root) override {
     if (input.numel() == 0) return nothing_to_do();
     at::Tensor travels = reducible(input);
     if (!output.defined() && travels.is_alias_of(input)) travels = travels.clone();
@@ -314,8 +307,7 @@ class C10dCommunicator final : public Communicator {
         });
   }
 
-  std::shared_ptr<Operation> gather(at::Tensor output, at::Tensor input,
-                                    std::int64_t root) override {
+  std::shared_ptr<Operation> gather(at::Tensor output, at::Tensor input, std::int64_t root) override {
     if (input.numel() == 0) return nothing_to_do();
     auto to = parts_of(output, members_.size());
     std::vector<at::Tensor> from{as_bytes(input)};
@@ -326,16 +318,14 @@ class C10dCommunicator final : public Communicator {
         [&] { return group()->gather(to, from, options); }, [output, input] {});
   }
 
-  std::shared_ptr<Operation> scatter(at::Tensor output, at::Tensor input,
-                                     std::int64_t root) override {
+  std::shared_ptr<Operation> scatter(at::Tensor output, at::Tensor input, std::int64_t root) override {
     if (output.numel() == 0) return nothing_to_do();
     std::vector<at::Tensor> to{as_bytes(output)};
     auto from = parts_of(input, members_.size());
     c10d::ScatterOptions options;
     options.rootRank = root;
     return post(
-        described("scatter", output, fmt::format(", root {})", root)),
-        input.defined() ? input.nbytes() : 0,
+        described("scatter", output, fmt::format(", root {})", root)), input.defined() ? input.nbytes() : 0,
         [&] { return group()->scatter(to, from, options); }, [output, input] {});
   }
 
@@ -353,21 +343,19 @@ class C10dCommunicator final : public Communicator {
     if (input.numel() == 0) return nothing_to_do();
     at::Tensor to = as_bytes(output), from = as_bytes(input);
     return post(
-        described("all_gather", input), input.nbytes(),
-        [&] { return group()->_allgather_base(to, from); }, [output, input] {});
+        described("all_gather", input), input.nbytes(), [&] { return group()->_allgather_base(to, from); },
+        [output, input] {});
   }
 
   std::shared_ptr<Operation> all_gather_v(std::vector<at::Tensor>, at::Tensor) override {
     throw InternalError("c10d: all_gather_v is emulated, as the capabilities say");
   }
 
-  std::shared_ptr<Operation> reduce_scatter(at::Tensor output, at::Tensor input,
-                                            ReduceOp op) override {
+  std::shared_ptr<Operation> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
     if (input.numel() == 0) return nothing_to_do();
     at::Tensor from = reducible(input).view({input.numel()});
-    at::Tensor to = from.scalar_type() == output.scalar_type()
-                        ? output.view({output.numel()})
-                        : at::empty({output.numel()}, from.options());
+    at::Tensor to = from.scalar_type() == output.scalar_type() ? output.view({output.numel()})
+                                                               : at::empty({output.numel()}, from.options());
     c10d::ReduceScatterOptions options;
     options.reduceOp = to_c10d(input.scalar_type() == at::kBool ? on_truth_values(op) : op);
     return post(
@@ -384,16 +372,14 @@ class C10dCommunicator final : public Communicator {
         });
   }
 
-  std::shared_ptr<Operation> all_to_all(at::Tensor output, at::Tensor input,
-                                        std::vector<std::int64_t> output_elems,
+  std::shared_ptr<Operation> all_to_all(at::Tensor output, at::Tensor input, std::vector<std::int64_t> output_elems,
                                         std::vector<std::int64_t> input_elems) override {
     at::Tensor to = as_bytes(output), from = as_bytes(input);
     for (std::int64_t& count : output_elems) count *= output.element_size();
     for (std::int64_t& count : input_elems) count *= input.element_size();
     return post(
         described("all_to_all", input), input.nbytes(),
-        [&] { return group()->alltoall_base(to, from, output_elems, input_elems); },
-        [output, input] {});
+        [&] { return group()->alltoall_base(to, from, output_elems, input_elems); }, [output, input] {});
   }
 
   std::shared_ptr<Operation> send(at::Tensor tensor, std::int64_t to, std::int64_t tag) override {
@@ -402,9 +388,8 @@ class C10dCommunicator final : public Communicator {
     const std::lock_guard lock(mutex_);
     session_->check();
     std::vector<at::Tensor> copy{as_bytes(tensor.clone())};
-    C10dWork work = start(name(next_sequence()), [&] {
-      return group()->send(copy, static_cast<int>(to), static_cast<int>(tag));
-    });
+    C10dWork work =
+        start(name(next_sequence()), [&] { return group()->send(copy, static_cast<int>(to), static_cast<int>(tag)); });
     session_->bytes_sent += static_cast<std::int64_t>(tensor.nbytes());
     session_->keep_sent(std::move(work), members_.member(to), name(sequence_ - 1));
     return nothing_to_do();
@@ -417,9 +402,8 @@ class C10dCommunicator final : public Communicator {
     session_->check();
     std::vector<at::Tensor> list{as_bytes(tensor)};
     const std::int64_t sequence = next_sequence();
-    C10dWork work = start(name(sequence), [&] {
-      return group()->recv(list, static_cast<int>(from), static_cast<int>(tag));
-    });
+    C10dWork work =
+        start(name(sequence), [&] { return group()->recv(list, static_cast<int>(from), static_cast<int>(tag)); });
     return std::make_shared<ReceiveOperation>(session_, std::move(work), members_.member(from),
                                               [name, sequence] { return name(sequence); });
   }
@@ -427,11 +411,8 @@ class C10dCommunicator final : public Communicator {
   // A byte that is reduced: c10d's own barrier would also wait for what was posted before.
   std::shared_ptr<Operation> barrier() override {
     std::vector<at::Tensor> list{at::zeros({1}, at::kByte)};
-    return post(
-        [suffix = suffix()](std::int64_t sequence) {
-          return fmt::format("barrier() #{}{}", sequence, suffix);
-        },
-        0, [&] { return group()->allreduce(list); }, nullptr);
+    return post([suffix = suffix()](std::int64_t sequence) { return fmt::format("barrier() #{}{}", sequence, suffix); },
+                0, [&] { return group()->allreduce(list); }, nullptr);
   }
 
   void announce() override {
@@ -451,23 +432,17 @@ class C10dCommunicator final : public Communicator {
     return link->backend;
   }
   std::int64_t next_sequence() { return sequence_++; }
-  std::string suffix() const {
-    return fmt::format(" of group '{}' {}", name_, members_.to_string());
-  }
+  std::string suffix() const { return fmt::format(" of group '{}' {}", name_, members_.to_string()); }
 
   Described described(const char* what, const at::Tensor& tensor, std::string rest = ")") const {
     if (rest.find(')') == std::string::npos) rest += ")";
-    return [what, dtype = dtype_name(tensor.scalar_type()), count = tensor.numel(), rest,
-            suffix = suffix()](auto sequence) {
-      return fmt::format("{}({} x {}{} #{}{}", what, dtype, count, rest, sequence, suffix);
-    };
+    return [what, dtype = dtype_name(tensor.scalar_type()), count = tensor.numel(), rest, suffix = suffix()](
+               auto sequence) { return fmt::format("{}({} x {}{} #{}{}", what, dtype, count, rest, sequence, suffix); };
   }
-  Described described(const char* what, ReduceOp op, const at::Tensor& tensor,
-                      std::string rest = ")") const {
+  Described described(const char* what, ReduceOp op, const at::Tensor& tensor, std::string rest = ")") const {
     return [what, op, dtype = dtype_name(tensor.scalar_type()), count = tensor.numel(), rest,
             suffix = suffix()](auto sequence) {
-      return fmt::format("{}({}, {} x {}{} #{}{}", what, detail::to_string(op), dtype, count, rest,
-                         sequence, suffix);
+      return fmt::format("{}({}, {} x {}{} #{}{}", what, detail::to_string(op), dtype, count, rest, sequence, suffix);
     };
   }
 
@@ -487,13 +462,12 @@ class C10dCommunicator final : public Communicator {
       return "the store that knows who is late has gone";
     }
     if (missing.empty()) return "all members came, but not all finished";
-    return fmt::format("waiting for rank{} {}", missing.size() == 1 ? "" : "s",
-                       fmt::join(missing, ", "));
+    return fmt::format("waiting for rank{} {}", missing.size() == 1 ? "" : "s", fmt::join(missing, ", "));
   }
 
   void check_tag(std::string_view where, std::int64_t tag) const {
-    ESPALIER_CHECK_CONFIG(tag >= 0 && tag <= kMaxTag, "{}: tag {}; over {} tags go from 0 to {}",
-                          where, tag, backend_name_, kMaxTag);
+    ESPALIER_CHECK_CONFIG(tag >= 0 && tag <= kMaxTag, "{}: tag {}; over {} tags go from 0 to {}", where, tag,
+                          backend_name_, kMaxTag);
   }
 
   static std::shared_ptr<Operation> nothing_to_do() { return std::make_shared<DoneOperation>(); }
@@ -509,25 +483,20 @@ class C10dCommunicator final : public Communicator {
   }
 
   template <typename Start>
-  std::shared_ptr<Operation> post(Described name, std::size_t bytes, const Start& body,
-                                  std::function<void()> finish) {
+  std::shared_ptr<Operation> post(Described name, std::size_t bytes, const Start& body, std::function<void()> finish) {
     const std::lock_guard lock(mutex_);  // all members must start in the same order
     session_->check();
     session_->finish_kept();
     const std::int64_t sequence = next_sequence();
     C10dWork work = start(name(sequence), body);
     session_->bytes_sent += static_cast<std::int64_t>(bytes);
-    Naming late_text = [backend = backend_name_] {
-      return backend + " does not know which member is late";
-    };
+    Naming late_text = [backend = backend_name_] { return backend + " does not know which member is late"; };
     if (announced_ == sequence) {
-      late_text = [store = store_, members = members_, sequence] {
-        return late(*store, members, sequence);
-      };
+      late_text = [store = store_, members = members_, sequence] { return late(*store, members, sequence); };
     }
     return std::make_shared<CollectiveOperation>(
-        session_, std::move(work), [name = std::move(name), sequence] { return name(sequence); },
-        std::move(late_text), std::move(finish));
+        session_, std::move(work), [name = std::move(name), sequence] { return name(sequence); }, std::move(late_text),
+        std::move(finish));
   }
 
   const std::shared_ptr<C10dSession> session_;
@@ -544,55 +513,47 @@ class C10dCommunicator final : public Communicator {
 
 class C10dTransport final : public Transport {
  public:
-  C10dTransport(std::shared_ptr<C10dStore> store, std::int64_t rank, std::int64_t size,
-                milliseconds timeout, std::shared_ptr<C10dConnector> connector)
+  C10dTransport(std::shared_ptr<C10dStore> store, std::int64_t rank, std::int64_t size, milliseconds timeout,
+                std::shared_ptr<C10dConnector> connector)
       : session_(std::make_shared<C10dSession>(std::move(store), rank, size, timeout)),
         connector_(std::move(connector)) {}
 
-  std::shared_ptr<Communicator> connect(const RankSet& members, std::string_view name,
-                                        std::uint64_t context) override {
+  std::shared_ptr<Communicator> connect(const RankSet& members, std::string_view name, std::uint64_t context) override {
     session_->check();
     const auto store = session_->store()->below(fmt::format("group/{:x}", context));
     const auto me = members.index_of(session_->rank());
-    ESPALIER_CHECK(me.has_value(), "rank {} connects a group of {}", session_->rank(),
-                   members.to_string());
+    ESPALIER_CHECK(me.has_value(), "rank {} connects a group of {}", session_->rank(), members.to_string());
     store->set(fmt::format("here/{}", *me), "1");
     std::shared_ptr<C10dLink> link;
     try {
-      link = connector_->connect(
-          c10::make_intrusive<c10d::PrefixStore>("pairs", store->c10d_store()), members, *me, name);
+      link =
+          connector_->connect(c10::make_intrusive<c10d::PrefixStore>("pairs", store->c10d_store()), members, *me, name);
     } catch (const ConfigError&) {
       throw;  // there is no way to connect these
     } catch (const std::exception& error) {
       throw CommError(session_->fail(not_connected(*store, members, name, error.what())));
     }
     session_->add(link);
-    return std::make_shared<C10dCommunicator>(session_, store, std::move(link), members,
-                                              std::string(name));
+    return std::make_shared<C10dCommunicator>(session_, store, std::move(link), members, std::string(name));
   }
 
   void abort(std::string_view reason) override { session_->fail(std::string(reason)); }
   std::string failure() override { return session_->failure(); }
   void close() override { session_->close(); }
-  double wait_seconds() const override {
-    return static_cast<double>(session_->waited_ns.load()) * 1e-9;
-  }
+  double wait_seconds() const override { return static_cast<double>(session_->waited_ns.load()) * 1e-9; }
   std::int64_t bytes_sent() const override { return session_->bytes_sent.load(); }
 
  private:
-  std::string not_connected(C10dStore& store, const RankSet& members, std::string_view name,
-                            const std::string& cause) {
+  std::string not_connected(C10dStore& store, const RankSet& members, std::string_view name, const std::string& cause) {
     std::vector<std::int64_t> missing;
     try {
       for (std::int64_t index = 0; index < members.size(); ++index)
         if (!store.has(fmt::format("here/{}", index))) missing.push_back(members.member(index));
     } catch (const CommError&) {  // the cause has to do
     }
-    const std::string who =
-        missing.empty() ? "" : fmt::format("rank {} did not come: ", fmt::join(missing, ", "));
-    return fmt::format("group '{}' {}: not connected within {} ms over {}: {}{}", name,
-                       members.to_string(), session_->timeout().count(), connector_->over(), who,
-                       headline(cause));
+    const std::string who = missing.empty() ? "" : fmt::format("rank {} did not come: ", fmt::join(missing, ", "));
+    return fmt::format("group '{}' {}: not connected within {} ms over {}: {}{}", name, members.to_string(),
+                       session_->timeout().count(), connector_->over(), who, headline(cause));
   }
 
   const std::shared_ptr<C10dSession> session_;
@@ -601,11 +562,9 @@ class C10dTransport final : public Transport {
 
 }  // namespace
 
-std::shared_ptr<Transport> make_c10d_transport(std::shared_ptr<C10dStore> store, std::int64_t rank,
-                                               std::int64_t size, milliseconds timeout,
-                                               std::shared_ptr<C10dConnector> connector) {
-  return std::make_shared<C10dTransport>(std::move(store), rank, size, timeout,
-                                         std::move(connector));
+std::shared_ptr<Transport> make_c10d_transport(std::shared_ptr<C10dStore> store, std::int64_t rank, std::int64_t size,
+                                               milliseconds timeout, std::shared_ptr<C10dConnector> connector) {
+  return std::make_shared<C10dTransport>(std::move(store), rank, size, timeout, std::move(connector));
 }
 
 }  // namespace espalier::detail

@@ -20,8 +20,8 @@ class C10dConnector {
   virtual ~C10dConnector() = default;
   // The connections of a group of these world ranks, of which this one is number `me`. They may meet at `store`, which
   // belongs to the group. Blocks; throws whatever the backend throws, or ConfigError where there is no way.
-  virtual std::shared_ptr<C10dLink> connect(c10::intrusive_ptr<c10d::Store> store, const RankSet& members, std::int64_t me,
-                                            std::string_view name) = 0;
+  virtual std::shared_ptr<C10dLink> connect(c10::intrusive_ptr<c10d::Store> store, const RankSet& members,
+                                            std::int64_t me, std::string_view name) = 0;
   // Over what, for messages: "127.0.0.1".
   virtual std::string over() const = 0;
 };
@@ -29,6 +29,7 @@ class C10dConnector {
 // For this process or thread as `rank` of `size`; nothing is connected yet, so it does not block. `timeout` is that of
 // waits without a deadline of their own.
 std::shared_ptr<Transport> make_c10d_transport(std::shared_ptr<C10dStore> store, std::int64_t rank, std::int64_t size,
-                                               std::chrono::milliseconds timeout, std::shared_ptr<C10dConnector> connector);
+                                               std::chrono::milliseconds timeout,
+                                               std::shared_ptr<C10dConnector> connector);
 
 }  // namespace espalier::detail

@@ -41,8 +41,8 @@ std::shared_ptr<C10dLink> connect_gloo(const c10::intrusive_ptr<c10d::Store>& st
   options->group_name = std::string(name);
   for (const std::int64_t member : members.to_vector())
     options->global_ranks_in_group.push_back(static_cast<std::uint64_t>(member));
-  auto backend = c10::make_intrusive<ProcessGroupGloo>(store, static_cast<int>(me),
-                                                       static_cast<int>(members.size()), options);
+  auto backend =
+      c10::make_intrusive<ProcessGroupGloo>(store, static_cast<int>(me), static_cast<int>(members.size()), options);
   backend->setTimeout(kC10dForever);
   return std::make_shared<GlooLink>(std::move(backend), false);
 }
@@ -57,8 +57,8 @@ class GlooConnector final : public C10dConnector {
  public:
   explicit GlooConnector(const GlooOptions& options) : options_(options) {}
 
-  std::shared_ptr<C10dLink> connect(c10::intrusive_ptr<c10d::Store> store, const RankSet& members,
-                                    std::int64_t me, std::string_view name) override {
+  std::shared_ptr<C10dLink> connect(c10::intrusive_ptr<c10d::Store> store, const RankSet& members, std::int64_t me,
+                                    std::string_view name) override {
     return connect_gloo(store, members, me, name, options_for(options_));
   }
   std::string over() const override { return options_.address; }
@@ -69,14 +69,13 @@ class GlooConnector final : public C10dConnector {
 
 }  // namespace
 
-std::shared_ptr<Transport> make_gloo_transport(std::shared_ptr<C10dStore> store, std::int64_t rank,
-                                               std::int64_t size, const GlooOptions& options) {
-  return make_c10d_transport(std::move(store), rank, size, options.timeout,
-                             std::make_shared<GlooConnector>(options));
+std::shared_ptr<Transport> make_gloo_transport(std::shared_ptr<C10dStore> store, std::int64_t rank, std::int64_t size,
+                                               const GlooOptions& options) {
+  return make_c10d_transport(std::move(store), rank, size, options.timeout, std::make_shared<GlooConnector>(options));
 }
 
-std::vector<std::shared_ptr<Transport>> make_gloo_transports_for_threads(
-    std::int64_t size, const GlooOptions& options) {
+std::vector<std::shared_ptr<Transport>> make_gloo_transports_for_threads(std::int64_t size,
+                                                                         const GlooOptions& options) {
   const auto store = make_thread_store();
   std::vector<std::shared_ptr<Transport>> transports;
   for (std::int64_t rank = 0; rank < size; ++rank)
@@ -96,9 +95,8 @@ std::shared_ptr<C10dLink> link_to_gloo(const c10::intrusive_ptr<c10d::Backend>& 
 }
 
 std::shared_ptr<C10dLink> gloo_like(const c10::intrusive_ptr<c10d::Backend>& backend,
-                                    const c10::intrusive_ptr<c10d::Store>& store,
-                                    const RankSet& members, std::int64_t me, std::string_view name,
-                                    milliseconds timeout) {
+                                    const c10::intrusive_ptr<c10d::Store>& store, const RankSet& members,
+                                    std::int64_t me, std::string_view name, milliseconds timeout) {
   const auto gloo = c10::dynamic_intrusive_pointer_cast<ProcessGroupGloo>(backend);
   if (gloo == nullptr) return nullptr;
   const auto model = gloo->getOptions();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of ours as c10d sees it. Each call of c10d becomes one or more of ours, and what has to be done when they are:
+// A group of ours as c10d sees it. Each call of c10d becomes one or more of ours, and what has to be done when they
+// are:
 //
 //   lists of tensors       copied into one tensor before, or out of it afterwards, where ours take one
 //   ..._coalesced          one after the other, waited for together
@@ -236,7 +237,9 @@ std::vector<std::int64_t> sizes_of(const Tensors& tensors) {
   return sizes;
 }
 
-std::int64_t total(const std::vector<std::int64_t>& sizes) { return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}); }
+std::int64_t total(const std::vector<std::int64_t>& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+}
 
 at::Tensor joined(const Tensors& tensors) {
   Tensors parts;
@@ -288,7 +291,8 @@ class GroupBackend final : public c10d::Backend {
 
   WorkRef reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
     auto work = begin(c10d::OpType::REDUCE, options.timeout, tensors);
-    work->works.push_back(reduce_(one("reduce", tensors), group_, options.rootRank, reduction("reduce", options.reduceOp)));
+    work->works.push_back(
+        reduce_(one("reduce", tensors), group_, options.rootRank, reduction("reduce", options.reduceOp)));
     return work;
   }
 
@@ -315,10 +319,12 @@ class GroupBackend final : public c10d::Backend {
     return work;
   }
 
-  WorkRef allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+  WorkRef allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) override {
     check_pairs("allgather_into_tensor_coalesced", outputs.size(), inputs.size());
     auto work = begin(c10d::OpType::COALESCED, options.timeout, outputs);
-    for (std::size_t i = 0; i < inputs.size(); ++i) work->works.push_back(all_gather_into(outputs[i], inputs[i], group_));
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      work->works.push_back(all_gather_into(outputs[i], inputs[i], group_));
     return work;
   }
 
@@ -326,24 +332,30 @@ class GroupBackend final : public c10d::Backend {
     const Tensors& parts = one("reduce_scatter", inputs);
     at::Tensor& output = one("reduce_scatter", outputs);
     for (const at::Tensor& part : parts)
-      ESPALIER_CHECK_CONFIG(part.numel() == output.numel(), "{}: an input has {} elements; expected {}, as the output has",
-                            where("reduce_scatter"), part.numel(), output.numel());
+      ESPALIER_CHECK_CONFIG(part.numel() == output.numel(),
+                            "{}: an input has {} elements; expected {}, as the output has", where("reduce_scatter"),
+                            part.numel(), output.numel());
     auto work = begin(c10d::OpType::REDUCE_SCATTER, options.timeout, outputs);
-    work->works.push_back(reduce_scatter_into(output, joined(parts), group_, reduction("reduce_scatter", options.reduceOp)));
+    work->works.push_back(
+        reduce_scatter_into(output, joined(parts), group_, reduction("reduce_scatter", options.reduceOp)));
     return work;
   }
 
-  WorkRef _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
+  WorkRef _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override {
     auto work = begin(c10d::OpType::_REDUCE_SCATTER_BASE, options.timeout, {output});
-    work->works.push_back(reduce_scatter_into(output, input, group_, reduction("_reduce_scatter_base", options.reduceOp)));
+    work->works.push_back(
+        reduce_scatter_into(output, input, group_, reduction("_reduce_scatter_base", options.reduceOp)));
     return work;
   }
 
-  WorkRef reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) override {
+  WorkRef reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override {
     check_pairs("reduce_scatter_tensor_coalesced", outputs.size(), inputs.size());
     auto work = begin(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, options.timeout, outputs);
     const ReduceOp op = reduction("reduce_scatter_tensor_coalesced", options.reduceOp);
-    for (std::size_t i = 0; i < inputs.size(); ++i) work->works.push_back(reduce_scatter_into(outputs[i], inputs[i], group_, op));
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      work->works.push_back(reduce_scatter_into(outputs[i], inputs[i], group_, op));
     return work;
   }
 
@@ -414,13 +426,17 @@ class GroupBackend final : public c10d::Backend {
   WorkRef allreduce_sparse(Tensors&, const c10d::AllreduceOptions&) override { refuse("allreduce_sparse"); }
   WorkRef recvAnysource(Tensors&, int) override { refuse("recvAnysource"); }
   void monitoredBarrier(const c10d::BarrierOptions&, bool) override { refuse("monitoredBarrier"); }
-  BackendRef split(const c10::intrusive_ptr<c10d::Store>&, const std::vector<int>&, const c10::intrusive_ptr<Options>&) override {
+  BackendRef split(const c10::intrusive_ptr<c10d::Store>&, const std::vector<int>&,
+                   const c10::intrusive_ptr<Options>&) override {
     refuse("split");
   }
-  BackendRef merge(const c10::intrusive_ptr<c10d::Store>&, const c10::intrusive_ptr<Options>&, const int&, const int&) override {
+  BackendRef merge(const c10::intrusive_ptr<c10d::Store>&, const c10::intrusive_ptr<Options>&, const int&,
+                   const int&) override {
     refuse("merge");
   }
-  BackendRef shrink(const std::vector<std::int64_t>&, int, const c10::intrusive_ptr<Options>&) override { refuse("shrink"); }
+  BackendRef shrink(const std::vector<std::int64_t>&, int, const c10::intrusive_ptr<Options>&) override {
+    refuse("shrink");
+  }
 
  private:
   std::string where(std::string_view operation) const {
@@ -443,42 +459,52 @@ class GroupBackend final : public c10d::Backend {
   // c10d passes lists for several devices of a process; there is one.
   template <class T>
   T& one(std::string_view operation, std::vector<T>& list) const {
-    ESPALIER_CHECK_CONFIG(list.size() == 1, "{}: {} lists or tensors; expected 1, as a rank has one device", where(operation),
-                          list.size());
+    ESPALIER_CHECK_CONFIG(list.size() == 1, "{}: {} lists or tensors; expected 1, as a rank has one device",
+                          where(operation), list.size());
     return list[0];
   }
 
   ReduceOp reduction(std::string_view operation, const c10d::ReduceOp& op) const {
     switch (op.op_) {
-      case c10d::ReduceOp::SUM: return ReduceOp::sum;
-      case c10d::ReduceOp::AVG: return ReduceOp::mean;
-      case c10d::ReduceOp::PRODUCT: return ReduceOp::product;
-      case c10d::ReduceOp::MIN: return ReduceOp::min;
-      case c10d::ReduceOp::MAX: return ReduceOp::max;
-      case c10d::ReduceOp::BAND: return ReduceOp::bit_and;
-      case c10d::ReduceOp::BOR: return ReduceOp::bit_or;
-      case c10d::ReduceOp::BXOR: return ReduceOp::bit_xor;
+      case c10d::ReduceOp::SUM:
+        return ReduceOp::sum;
+      case c10d::ReduceOp::AVG:
+        return ReduceOp::mean;
+      case c10d::ReduceOp::PRODUCT:
+        return ReduceOp::product;
+      case c10d::ReduceOp::MIN:
+        return ReduceOp::min;
+      case c10d::ReduceOp::MAX:
+        return ReduceOp::max;
+      case c10d::ReduceOp::BAND:
+        return ReduceOp::bit_and;
+      case c10d::ReduceOp::BOR:
+        return ReduceOp::bit_or;
+      case c10d::ReduceOp::BXOR:
+        return ReduceOp::bit_xor;
       case c10d::ReduceOp::PREMUL_SUM:
-      case c10d::ReduceOp::UNUSED: break;
+      case c10d::ReduceOp::UNUSED:
+        break;
     }
-    throw ConfigError(fmt::format("{}: there is no reduction number {}; expected SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR",
-                                  where(operation), static_cast<int>(op.op_)));
+    throw ConfigError(
+        fmt::format("{}: there is no reduction number {}; expected SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR",
+                    where(operation), static_cast<int>(op.op_)));
   }
 
   void check_members(std::string_view operation, std::size_t count) const {
-    ESPALIER_CHECK_CONFIG(static_cast<int>(count) == size_, "{}: {} tensors; expected one for each of {} members", where(operation),
-                          count, size_);
+    ESPALIER_CHECK_CONFIG(static_cast<int>(count) == size_, "{}: {} tensors; expected one for each of {} members",
+                          where(operation), count, size_);
   }
   void check_equal_parts(std::string_view operation, const Tensors& parts, const at::Tensor& mine) const {
     check_members(operation, parts.size());
     for (const at::Tensor& part : parts)
       ESPALIER_CHECK_CONFIG(part.numel() == mine.numel() && part.scalar_type() == mine.scalar_type(),
-                            "{}: one of the root's tensors is {} of {}; expected {} of {}, as every member has", where(operation),
-                            part.numel(), part.dtype().name(), mine.numel(), mine.dtype().name());
+                            "{}: one of the root's tensors is {} of {}; expected {} of {}, as every member has",
+                            where(operation), part.numel(), part.dtype().name(), mine.numel(), mine.dtype().name());
   }
   void check_pairs(std::string_view operation, std::size_t num_outputs, std::size_t num_inputs) const {
-    ESPALIER_CHECK_CONFIG(num_outputs == num_inputs, "{}: {} outputs and {} inputs; expected as many", where(operation), num_outputs,
-                          num_inputs);
+    ESPALIER_CHECK_CONFIG(num_outputs == num_inputs, "{}: {} outputs and {} inputs; expected as many", where(operation),
+                          num_outputs, num_inputs);
   }
 
   const Group group_;
@@ -489,8 +515,9 @@ class GroupBackend final : public c10d::Backend {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> as_c10d_backend(const Group& group) {
-  ESPALIER_CHECK_CONFIG(group.valid(), "as_c10d_backend: the group is empty (a default Group); make one with World::make_group or "
-                                       "a Mesh");
+  ESPALIER_CHECK_CONFIG(group.valid(),
+                        "as_c10d_backend: the group is empty (a default Group); make one with World::make_group or "
+                        "a Mesh");
   return c10::make_intrusive<GroupBackend>(group);
 }
 

@@ -23,8 +23,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kReasonTime{
-    300};  // how long a rank that lost a connection waits for the store to say why
+constexpr milliseconds kReasonTime{300};  // how long a rank that lost a connection waits for the store to say why
 constexpr milliseconds kFlushPause{20};
 
 std::string stop_key(std::int64_t rank) { return fmt::format("c10d/stop/{}", rank); }
@@ -83,8 +82,7 @@ struct C10dSession::State {
     }
     try {
       for (std::int64_t other = 0; other < world_size; ++other)
-        if (other != rank)
-          store->set(stop_key(other), fmt::format("rank {} reported: {}", rank, reason));
+        if (other != rank) store->set(stop_key(other), fmt::format("rank {} reported: {}", rank, reason));
     } catch (const CommError&) {  // without a store they learn it from their connections
     }
     break_links();
@@ -107,8 +105,7 @@ struct C10dSession::State {
     try {
       const std::string reason = own.get(stop_key(rank), kC10dForever);
       if (!reason.empty() && take_poison(reason)) break_links();
-    } catch (
-        const std::exception&) {  // the store's server has gone; connections tell what else happens
+    } catch (const std::exception&) {  // the store's server has gone; connections tell what else happens
     }
   }
 
@@ -140,17 +137,16 @@ struct C10dSession::State {
   }
 };
 
-C10dSession::C10dSession(std::shared_ptr<C10dStore> store, std::int64_t rank,
-                         std::int64_t world_size, milliseconds timeout)
+C10dSession::C10dSession(std::shared_ptr<C10dStore> store, std::int64_t rank, std::int64_t world_size,
+                         milliseconds timeout)
     : state_(std::make_shared<State>()) {
   state_->store = std::move(store);
   state_->rank = rank;
   state_->world_size = world_size;
   state_->timeout = timeout;
   // A connection of its own, since a waiting one serves nobody else.
-  watcher_ = BackgroundThread([state = state_, own = C10dStore(state_->store->c10d_store()->clone())] {
-    state->watch(own);
-  });
+  watcher_ =
+      BackgroundThread([state = state_, own = C10dStore(state_->store->c10d_store()->clone())] { state->watch(own); });
 }
 
 C10dSession::~C10dSession() { close(); }
@@ -167,9 +163,9 @@ void C10dSession::close() {
     state_->changed.notify_all();
     is_poisoned = !state_->poison.empty();
     links = state_->links;
-    const bool is_pending = !state_->sent.empty() ||
-                            std::any_of(state_->kept.begin(), state_->kept.end(),
-                                        [](const State::Kept& one) { return !one.work->isCompleted(); });
+    const bool is_pending =
+        !state_->sent.empty() || std::any_of(state_->kept.begin(), state_->kept.end(),
+                                             [](const State::Kept& one) { return !one.work->isCompleted(); });
     is_broken = is_poisoned || is_pending;
     if (!is_broken) state_->links.clear();
   }
@@ -198,8 +194,7 @@ void C10dSession::check() const {
   const std::lock_guard lock(state_->mutex);
   if (!state_->poison.empty()) throw CommError(state_->poison);
   if (state_->closing)
-    throw CommError(fmt::format(
-        "rank {} has closed this world; nothing can be called on it any more", state_->rank));
+    throw CommError(fmt::format("rank {} has closed this world; nothing can be called on it any more", state_->rank));
 }
 
 std::string C10dSession::failure() const {

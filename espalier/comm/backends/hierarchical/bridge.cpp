@@ -63,7 +63,8 @@ struct Bridge::State {
   }
 };
 
-Bridge::Bridge(std::shared_ptr<Transport> inside, std::shared_ptr<Transport> between) : state_(std::make_shared<State>()) {
+Bridge::Bridge(std::shared_ptr<Transport> inside, std::shared_ptr<Transport> between)
+    : state_(std::make_shared<State>()) {
   state_->inside = std::move(inside);
   state_->between = std::move(between);
   if (state_->inside != nullptr) thread_ = BackgroundThread([state = state_] { state->run(); });
@@ -88,7 +89,9 @@ void Bridge::stop() {
     if (std::exchange(state_->stopping, true)) return;
     state_->changed.notify_all();
   }
-  { const BackgroundThread ended = std::move(thread_); }
+  {
+    const BackgroundThread ended = std::move(thread_);
+  }
   if (state_->inside != nullptr) state_->look();
 }
 

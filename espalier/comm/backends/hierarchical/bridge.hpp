@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private: what ties the world inside this host to the one between all hosts: a failure of either ends both, with the same
-// reason, and the one inside goes on while this rank waits outside of it.
+// Private: what ties the world inside this host to the one between all hosts: a failure of either ends both, with the
+// same reason, and the one inside goes on while this rank waits outside of it.
 #pragma once
 
 #include <memory>

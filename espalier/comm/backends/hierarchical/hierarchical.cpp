@@ -31,7 +31,8 @@ class HierarchicalTransport final : public Transport {
  public:
   // `inside` is null on a rank that is alone on its host.
   HierarchicalTransport(std::int64_t rank, std::span<const std::int64_t> host_of_rank, std::string host,
-                        std::chrono::milliseconds timeout, std::shared_ptr<Transport> inside, std::shared_ptr<Transport> between)
+                        std::chrono::milliseconds timeout, std::shared_ptr<Transport> inside,
+                        std::shared_ptr<Transport> between)
       : rank_(rank),
         host_of_rank_(host_of_rank.begin(), host_of_rank.end()),
         host_(std::move(host)),
@@ -64,7 +65,8 @@ class HierarchicalTransport final : public Transport {
       const std::lock_guard lock(mutex_);
       steps_.push_back(steps);
     }
-    return make_spanning_communicator(std::move(steps), std::move(placement), members, std::string(name), std::move(links));
+    return make_spanning_communicator(std::move(steps), std::move(placement), members, std::string(name),
+                                      std::move(links));
   }
 
   at::Tensor buffer(at::IntArrayRef sizes, at::ScalarType dtype) override {
@@ -91,12 +93,16 @@ class HierarchicalTransport final : public Transport {
     for (const auto& each : steps()) seconds += static_cast<double>(each->waited_ns - each->thread_waited_ns) * 1e-9;
     return std::max(seconds, 0.0);
   }
-  std::int64_t bytes_sent() const override { return between_->bytes_sent() + (inside_ == nullptr ? 0 : inside_->bytes_sent()); }
+  std::int64_t bytes_sent() const override {
+    return between_->bytes_sent() + (inside_ == nullptr ? 0 : inside_->bytes_sent());
+  }
 
  private:
-  std::shared_ptr<Communicator> connect_inside(const std::vector<std::int64_t>& members, std::string_view name, std::uint64_t context) {
+  std::shared_ptr<Communicator> connect_inside(const std::vector<std::int64_t>& members, std::string_view name,
+                                               std::uint64_t context) {
     std::vector<std::int64_t> numbers;
-    for (const std::int64_t member : members) numbers.push_back(std::ranges::find(ranks_here_, member) - ranks_here_.begin());
+    for (const std::int64_t member : members)
+      numbers.push_back(std::ranges::find(ranks_here_, member) - ranks_here_.begin());
     return inside_->connect(RankSet::of(numbers), name, context);
   }
 
@@ -112,7 +118,8 @@ class HierarchicalTransport final : public Transport {
     for (const auto& each : all) {
       if (drain(*each, deadline)) continue;
       const std::string name = each->under_way();
-      bridge_->fail(fmt::format("rank {} closed its world before {} was done{}", rank_, name, each->describe_wait(name)));
+      bridge_->fail(
+          fmt::format("rank {} closed its world before {} was done{}", rank_, name, each->describe_wait(name)));
     }
   }
 
@@ -142,7 +149,8 @@ class HierarchicalTransport final : public Transport {
 }  // namespace hierarchical
 
 std::shared_ptr<Transport> make_hierarchical_transport(const std::shared_ptr<C10dStore>& store, std::int64_t rank,
-                                                       std::span<const std::int64_t> host_of_rank, HostOptions host, GlooOptions gloo) {
+                                                       std::span<const std::int64_t> host_of_rank, HostOptions host,
+                                                       GlooOptions gloo) {
   const std::int64_t host_number = host_of_rank[static_cast<std::size_t>(rank)];
   host.world_ranks = hierarchical::ranks_on(host_of_rank, host_number);
   if (!host.postmortem.empty()) host.postmortem += "." + host.host;
@@ -153,12 +161,13 @@ std::shared_ptr<Transport> make_hierarchical_transport(const std::shared_ptr<C10
     const auto number = std::ranges::find(host.world_ranks, rank) - host.world_ranks.begin();
     inside = make_host_transport(*own, number, std::ssize(host.world_ranks), host);
   }
-  return std::make_shared<hierarchical::HierarchicalTransport>(rank, host_of_rank, host.host, host.timeout, std::move(inside),
-                                                               make_gloo_transport(store, rank, std::ssize(host_of_rank), gloo));
+  return std::make_shared<hierarchical::HierarchicalTransport>(
+      rank, host_of_rank, host.host, host.timeout, std::move(inside),
+      make_gloo_transport(store, rank, std::ssize(host_of_rank), gloo));
 }
 
-std::vector<std::shared_ptr<Transport>> make_hierarchical_transports_for_threads(std::span<const std::int64_t> host_of_rank,
-                                                                                 const HostOptions& host) {
+std::vector<std::shared_ptr<Transport>> make_hierarchical_transports_for_threads(
+    std::span<const std::int64_t> host_of_rank, const HostOptions& host) {
   const auto size = std::ssize(host_of_rank);
   const auto between = make_gloo_transports_for_threads(size, {.timeout = host.timeout});
   std::vector<std::shared_ptr<Transport>> transports(static_cast<std::size_t>(size));

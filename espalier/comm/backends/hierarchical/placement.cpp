@@ -6,7 +6,8 @@
 
 namespace espalier::detail::hierarchical {
 
-Placement::Placement(const RankSet& members, std::span<const std::int64_t> host_of_rank, std::int64_t the_rank) : rank(the_rank) {
+Placement::Placement(const RankSet& members, std::span<const std::int64_t> host_of_rank, std::int64_t the_rank)
+    : rank(the_rank) {
   std::map<std::int64_t, std::size_t> index_of;  // host's number -> in `hosts`
   for (const std::int64_t member : members.to_vector()) {
     const auto [found, is_new] = index_of.emplace(host_of_rank[static_cast<std::size_t>(member)], hosts.size());

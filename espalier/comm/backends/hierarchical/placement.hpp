@@ -17,11 +17,12 @@ struct Placement {
 
   std::int64_t num_hosts() const { return static_cast<std::int64_t>(hosts.size()); }
   std::int64_t place() const;
-  // The members that this rank reduces with between hosts: those at its place where all hosts have as many members, else the
-  // first of each host. World ranks.
+  // The members that this rank reduces with between hosts: those at its place where all hosts have as many members,
+  // else the first of each host. World ranks.
   RankSet between() const;
 
-  std::vector<std::vector<std::int64_t>> hosts;   // by host, in the order of their first members: its members, as world ranks
+  std::vector<std::vector<std::int64_t>>
+      hosts;  // by host, in the order of their first members: its members, as world ranks
   std::vector<std::vector<std::int64_t>> places;  // by place: the members there, ascending
   std::int64_t host = 0;                          // of this rank, in `hosts`
   bool even = true;                               // as many members on each host

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reductions and gathers go between hosts as little as they can:
 //
-//   as many members on each host     all_reduce       reduce_scatter inside, all_reduce of a slice between, all_gather inside
+// as many members on each host     all_reduce       reduce_scatter inside, all_reduce of a slice between, all_gather
+// inside
 //   (k places)                       reduce_scatter   reduce_scatter inside, reduce_scatter between
 //                                    all_gather       all_gather between, all_gather inside
 //   one member on each host          as everything else
@@ -9,9 +10,9 @@
 //   member of each host              reduce_scatter   as all_reduce, of which each keeps its part
 //                                    all_gather       all_gather inside, all_gather between the first, broadcast inside
 //
-// "Between" is among the members at one place, so that with k members on a host k slices travel at once. Everything else goes
-// over Gloo among all members, and messages between members on one host inside it. What travels has the dtype it is summed in:
-// float16 and bfloat16 go as float32.
+// "Between" is among the members at one place, so that with k members on a host k slices travel at once. Everything
+// else goes over Gloo among all members, and messages between members on one host inside it. What travels has the dtype
+// it is summed in: float16 and bfloat16 go as float32.
 #include "espalier/comm/backends/hierarchical/spanning_communicator.hpp"
 
 #include <ATen/ops/empty.h>
@@ -30,7 +31,6 @@
 namespace espalier::detail::hierarchical {
 
 namespace {
-
 
 // An operation of Gloo: while the rank waits for it, the world inside its host goes on.
 class PassedOperation final : public Operation {
@@ -58,19 +58,23 @@ at::Tensor like(const at::Tensor& tensor, std::int64_t count) { return at::empty
 at::Tensor flat(const at::Tensor& tensor) { return tensor.view({tensor.numel()}); }
 
 // The dtype it is summed in.
-at::Tensor reducible(const at::Tensor& tensor) { return tensor.scalar_type() == at::kHalf ? tensor.to(at::kFloat) : tensor; }
+at::Tensor reducible(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kHalf ? tensor.to(at::kFloat) : tensor;
+}
 
 // Block b of `to` <- block order[b] of `from`.
 void copy_blocks(const at::Tensor& to, const at::Tensor& from, std::span<const std::int64_t> order) {
   const std::size_t block_bytes = to.nbytes() / order.size();
   for (std::size_t i = 0; i < order.size(); ++i) {
-    std::memcpy(bytes(to) + i * block_bytes, bytes(from) + static_cast<std::size_t>(order[i]) * block_bytes, block_bytes);
+    std::memcpy(bytes(to) + i * block_bytes, bytes(from) + static_cast<std::size_t>(order[i]) * block_bytes,
+                block_bytes);
   }
 }
 
 std::vector<std::int64_t> inverse(std::span<const std::int64_t> order) {
   std::vector<std::int64_t> result(order.size());
-  for (std::size_t i = 0; i < order.size(); ++i) result[static_cast<std::size_t>(order[i])] = static_cast<std::int64_t>(i);
+  for (std::size_t i = 0; i < order.size(); ++i)
+    result[static_cast<std::size_t>(order[i])] = static_cast<std::int64_t>(i);
   return result;
 }
 
@@ -90,7 +94,8 @@ class Ways {
       for (std::size_t host = 0; host < placement.hosts.size(); ++host) {
         const auto& there = placement.hosts[host];
         const auto found = std::ranges::find(there, rank);
-        if (found != there.end()) padded_by_host_.push_back(static_cast<std::int64_t>(host) * most() + (found - there.begin()));
+        if (found != there.end())
+          padded_by_host_.push_back(static_cast<std::int64_t>(host) * most() + (found - there.begin()));
       }
     }
   }
@@ -157,7 +162,9 @@ class Ways {
   }
 
   void inside(std::string_view what, std::shared_ptr<Operation> step) const { steps_.inside(what, std::move(step)); }
-  void between(std::string_view what, std::shared_ptr<Operation> step) const { steps_.between(what, std::move(step), peers_); }
+  void between(std::string_view what, std::shared_ptr<Operation> step) const {
+    steps_.between(what, std::move(step), peers_);
+  }
   std::int64_t inside_size() const { return std::ssize(placement_.hosts[static_cast<std::size_t>(placement_.host)]); }
   std::int64_t most() const { return std::ssize(placement_.places); }  // members on a host
 
@@ -186,7 +193,8 @@ struct Shared {
 
 class SpanningCommunicator final : public Communicator {
  public:
-  SpanningCommunicator(std::shared_ptr<Steps> steps, Placement placement, const RankSet& members, std::string name, Links links)
+  SpanningCommunicator(std::shared_ptr<Steps> steps, Placement placement, const RankSet& members, std::string name,
+                       Links links)
       : shared_(std::make_shared<Shared>(std::move(steps), std::move(placement), members, std::move(links))),
         members_(members),
         name_(std::move(name)) {}
@@ -204,7 +212,8 @@ class SpanningCommunicator final : public Communicator {
   }
 
   std::shared_ptr<Operation> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
-    const Call call{.kind = CallKind::reduce_scatter, .dtype = output.scalar_type(), .reduce = op, .count = output.numel()};
+    const Call call{
+        .kind = CallKind::reduce_scatter, .dtype = output.scalar_type(), .reduce = op, .count = output.numel()};
     if (is_flat()) return pass(call, [&](Communicator& whole) { return whole.reduce_scatter(output, input, op); });
     return run(call, [output, input, op](const Ways& ways) {
       const at::Tensor from = reducible(input);
@@ -216,30 +225,40 @@ class SpanningCommunicator final : public Communicator {
 
   std::shared_ptr<Operation> all_gather(at::Tensor output, at::Tensor input) override {
     const Call call{.kind = CallKind::all_gather, .dtype = input.scalar_type(), .count = input.numel()};
-    if (std::exchange(announced_, false) || is_flat()) return pass(call, [&](Communicator& whole) { return whole.all_gather(output, input); });
+    if (std::exchange(announced_, false) || is_flat())
+      return pass(call, [&](Communicator& whole) { return whole.all_gather(output, input); });
     return run(call, [output, input](const Ways& ways) { ways.all_gather(output, input); });
   }
 
   std::shared_ptr<Operation> broadcast(at::Tensor tensor, std::int64_t root) override {
-    const Call call{.kind = CallKind::broadcast, .dtype = tensor.scalar_type(), .root = static_cast<std::int32_t>(root),
+    const Call call{.kind = CallKind::broadcast,
+                    .dtype = tensor.scalar_type(),
+                    .root = static_cast<std::int32_t>(root),
                     .count = tensor.numel()};
     return pass(call, [&](Communicator& whole) { return whole.broadcast(tensor, root); });
   }
 
   std::shared_ptr<Operation> reduce(at::Tensor output, at::Tensor input, ReduceOp op, std::int64_t root) override {
-    const Call call{.kind = CallKind::reduce, .dtype = input.scalar_type(), .reduce = op, .root = static_cast<std::int32_t>(root),
+    const Call call{.kind = CallKind::reduce,
+                    .dtype = input.scalar_type(),
+                    .reduce = op,
+                    .root = static_cast<std::int32_t>(root),
                     .count = input.numel()};
     return pass(call, [&](Communicator& whole) { return whole.reduce(output, input, op, root); });
   }
 
   std::shared_ptr<Operation> gather(at::Tensor output, at::Tensor input, std::int64_t root) override {
-    const Call call{.kind = CallKind::gather, .dtype = input.scalar_type(), .root = static_cast<std::int32_t>(root),
+    const Call call{.kind = CallKind::gather,
+                    .dtype = input.scalar_type(),
+                    .root = static_cast<std::int32_t>(root),
                     .count = input.numel()};
     return pass(call, [&](Communicator& whole) { return whole.gather(output, input, root); });
   }
 
   std::shared_ptr<Operation> scatter(at::Tensor output, at::Tensor input, std::int64_t root) override {
-    const Call call{.kind = CallKind::scatter, .dtype = output.scalar_type(), .root = static_cast<std::int32_t>(root),
+    const Call call{.kind = CallKind::scatter,
+                    .dtype = output.scalar_type(),
+                    .root = static_cast<std::int32_t>(root),
                     .count = output.numel()};
     return pass(call, [&](Communicator& whole) { return whole.scatter(output, input, root); });
   }
@@ -298,7 +317,8 @@ class SpanningCommunicator final : public Communicator {
   std::shared_ptr<Operation> run(const Call& call, std::function<void(const Ways&)> way) {
     const std::lock_guard lock(mutex_);
     compare(call);
-    std::string name = fmt::format("{} #{} of group '{}' {}", to_string(call), sequence_++, name_, members_.to_string());
+    std::string name =
+        fmt::format("{} #{} of group '{}' {}", to_string(call), sequence_++, name_, members_.to_string());
     return steps().post(std::move(name), [shared = shared_, way = std::move(way), is_empty = call.count == 0] {
       if (!is_empty) way(shared->ways);
     });
@@ -326,9 +346,10 @@ class SpanningCommunicator final : public Communicator {
 
 }  // namespace
 
-std::shared_ptr<Communicator> make_spanning_communicator(std::shared_ptr<Steps> steps, Placement placement, const RankSet& members,
-                                                         std::string name, Links links) {
-  return std::make_shared<SpanningCommunicator>(std::move(steps), std::move(placement), members, std::move(name), std::move(links));
+std::shared_ptr<Communicator> make_spanning_communicator(std::shared_ptr<Steps> steps, Placement placement,
+                                                         const RankSet& members, std::string name, Links links) {
+  return std::make_shared<SpanningCommunicator>(std::move(steps), std::move(placement), members, std::move(name),
+                                                std::move(links));
 }
 
 }  // namespace espalier::detail::hierarchical

@@ -13,15 +13,16 @@ namespace espalier::detail::hierarchical {
 
 // What such a group talks over.
 struct Links {
-  std::shared_ptr<Communicator> whole;    // between hosts: all members
-  std::shared_ptr<Communicator> between;  // between hosts: Placement::between(); null where this rank has no part in it, and
-                                          // where each member is alone on its host
-  std::shared_ptr<Communicator> inside;   // this host: its members; null where this rank is alone
-  std::shared_ptr<Communicator> calls;    // the same members; for comparing calls alone
+  std::shared_ptr<Communicator> whole;  // between hosts: all members
+  std::shared_ptr<Communicator>
+      between;  // between hosts: Placement::between(); null where this rank has no part in it, and
+                // where each member is alone on its host
+  std::shared_ptr<Communicator> inside;  // this host: its members; null where this rank is alone
+  std::shared_ptr<Communicator> calls;   // the same members; for comparing calls alone
 };
 
 // `steps` runs this group's operations.
-std::shared_ptr<Communicator> make_spanning_communicator(std::shared_ptr<Steps> steps, Placement placement, const RankSet& members,
-                                                         std::string name, Links links);
+std::shared_ptr<Communicator> make_spanning_communicator(std::shared_ptr<Steps> steps, Placement placement,
+                                                         const RankSet& members, std::string name, Links links);
 
 }  // namespace espalier::detail::hierarchical

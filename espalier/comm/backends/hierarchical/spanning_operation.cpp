@@ -128,7 +128,8 @@ std::string Steps::describe_wait(const std::string& name) const {
   if (!first.empty() && first != name) text += fmt::format(", behind {}", first);
   if (!step.what.empty()) text += fmt::format(", in {}", step.what);
   if (step.inside != nullptr) text += "; " + detail::describe_wait(*step.inside);
-  if (!step.peers.empty()) text += fmt::format("; waiting for rank{} {}", step.peers.find(',') == std::string::npos ? "" : "s", step.peers);
+  if (!step.peers.empty())
+    text += fmt::format("; waiting for rank{} {}", step.peers.find(',') == std::string::npos ? "" : "s", step.peers);
   return text;
 }
 

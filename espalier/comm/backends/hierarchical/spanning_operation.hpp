@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private: operations of several steps. A thread runs those of one group one after another, so that they go on whatever the
-// rank does next; what the rank holds waits for the thread.
+// Private: operations of several steps. A thread runs those of one group one after another, so that they go on whatever
+// the rank does next; what the rank holds waits for the thread.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,8 @@
 #include <mutex>
 #include <string>
 
-#include "espalier/comm/background_thread.hpp"
 #include "espalier/comm/backends/hierarchical/bridge.hpp"
+#include "espalier/comm/background_thread.hpp"
 #include "espalier/comm/communicator.hpp"
 
 namespace espalier::detail::hierarchical {
@@ -24,7 +24,8 @@ class Steps;
 // One of them, as its group's thread and the rank that waits see it.
 class SpanningOperation final : public Operation {
  public:
-  SpanningOperation(std::shared_ptr<Steps> steps, std::string name) : steps_(std::move(steps)), name_(std::move(name)) {}
+  SpanningOperation(std::shared_ptr<Steps> steps, std::string name)
+      : steps_(std::move(steps)), name_(std::move(name)) {}
 
   bool done() override;
   void wait(Clock::time_point deadline) override;

@@ -10,7 +10,8 @@ bool Arena::unread(const Block& block) const {
 }
 
 bool Arena::released(const Room& room) const {
-  const auto found = std::find_if(blocks_.begin(), blocks_.end(), [&](const Block& block) { return block.serial == room.serial; });
+  const auto found =
+      std::find_if(blocks_.begin(), blocks_.end(), [&](const Block& block) { return block.serial == room.serial; });
   return found == blocks_.end() || !unread(*found);
 }
 

@@ -19,7 +19,8 @@ at::Tensor Buffers::make(at::IntArrayRef sizes, at::ScalarType dtype) {
                         "host_buffer: sizes [{}]; expected 0 or more each", fmt::join(sizes, ","));
   auto bytes = static_cast<std::uint64_t>(c10::elementSize(dtype));
   bool overflows = false;
-  for (const std::int64_t size : sizes) overflows |= __builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size), &bytes);
+  for (const std::int64_t size : sizes)
+    overflows |= __builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size), &bytes);
   ESPALIER_CHECK_CONFIG(!overflows, "host_buffer: sizes [{}] are more than can be counted", fmt::join(sizes, ","));
   if (bytes == 0) return at::empty(sizes, dtype);
   const std::uint64_t begin = take(bytes);
@@ -29,7 +30,8 @@ at::Tensor Buffers::make(at::IntArrayRef sizes, at::ScalarType dtype) {
 }
 
 std::optional<std::uint64_t> Buffers::place_of(const void* data, std::size_t bytes) const {
-  const auto begin = reinterpret_cast<std::uintptr_t>(segment_->buffers(rank_)), at = reinterpret_cast<std::uintptr_t>(data);
+  const auto begin = reinterpret_cast<std::uintptr_t>(segment_->buffers(rank_)),
+             at = reinterpret_cast<std::uintptr_t>(data);
   const auto limit = static_cast<std::uint64_t>(segment_->buffer_bytes());
   if (at < begin || bytes > limit || at - begin > limit - bytes) return std::nullopt;
   return at - begin;
@@ -49,9 +51,10 @@ std::uint64_t Buffers::take(std::uint64_t bytes) {
     }
   }
   for (const Block& block : blocks_) used += block.end - block.begin;
-  throw ConfigError(fmt::format("host_buffer: {} bytes are asked for on rank {}, where {} of {} bytes are in use, with no gap as large; "
-                                "let some go, or raise the limit, for rank 0 (ESPALIER_HOST_BUFFER_BYTES or WorldOptions)",
-                                bytes, world_rank_, used, limit));
+  throw ConfigError(fmt::format(
+      "host_buffer: {} bytes are asked for on rank {}, where {} of {} bytes are in use, with no gap as large; "
+      "let some go, or raise the limit, for rank 0 (ESPALIER_HOST_BUFFER_BYTES or WorldOptions)",
+      bytes, world_rank_, used, limit));
 }
 
 void Buffers::give_back(std::uint64_t begin) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private: tensors of one rank whose storage the other ranks of the host reach. The bookkeeping is local to that rank. The
-// lowest fitting gap is taken, so that what is made again and again keeps using the same warm memory.
+// Private: tensors of one rank whose storage the other ranks of the host reach. The bookkeeping is local to that rank.
+// The lowest fitting gap is taken, so that what is made again and again keeps using the same warm memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,8 +20,8 @@ class Buffers : public std::enable_shared_from_this<Buffers> {
   // `world_rank`: what messages call the rank.
   Buffers(std::shared_ptr<Segment> segment, std::int64_t rank, std::int64_t world_rank);
 
-  // Not initialised; its storage keeps the segment mapped, and is free again when its last tensor goes. ConfigError when the
-  // rank's limit leaves no room. Thread-safe, as the end of a tensor is.
+  // Not initialised; its storage keeps the segment mapped, and is free again when its last tensor goes. ConfigError
+  // when the rank's limit leaves no room. Thread-safe, as the end of a tensor is.
   at::Tensor make(at::IntArrayRef sizes, at::ScalarType dtype);
 
   // Where these bytes begin in the rank's part of the segment; nullopt: they lie elsewhere.

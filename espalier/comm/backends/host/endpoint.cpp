@@ -55,9 +55,10 @@ void Endpoint::attach() {
   const std::int32_t pid = ::getpid();
   std::int32_t nobody = 0;
   if (!mine_.pid.compare_exchange_strong(nobody, pid)) {
-    throw ConfigError(fmt::format("host backend: rank {} was started twice: process {} came first, process {} is the second; "
-                                  "give each process its own rank",
-                                  world_rank(rank_), nobody, pid));
+    throw ConfigError(
+        fmt::format("host backend: rank {} was started twice: process {} came first, process {} is the second; "
+                    "give each process its own rank",
+                    world_rank(rank_), nobody, pid));
   }
   mine_.is_thread.store(is_thread_ ? 1 : 0);
   mine_.status.compare_exchange_strong(absent, static_cast<std::uint32_t>(RankStatus::attached));
@@ -112,9 +113,11 @@ void Endpoint::close() {
     ring_all();
     if (!failure_ && std::uncaught_exceptions() == 0) hand_over(lock);
   }
-  if (!failure_) failure_ = fmt::format("rank {} has closed this world; nothing can be called on it any more", world_rank(rank_));
+  if (!failure_)
+    failure_ = fmt::format("rank {} has closed this world; nothing can be called on it any more", world_rank(rank_));
   release_all();
-  mine_.status.compare_exchange_strong(closing, static_cast<std::uint32_t>(RankStatus::closed));  // from here on it touches no block
+  mine_.status.compare_exchange_strong(
+      closing, static_cast<std::uint32_t>(RankStatus::closed));  // from here on it touches no block
   ring_all();
 }
 
@@ -145,7 +148,8 @@ void Endpoint::hand_over(std::unique_lock<std::mutex>& lock) {
       if (Clock::now() >= deadline) break;
     }
     for (const Task* task : owing) {
-      report_lost(*task, fmt::format("not taken within {} ms by {}", options_.timeout.count(), describe_awaited(*task)));
+      report_lost(*task,
+                  fmt::format("not taken within {} ms by {}", options_.timeout.count(), describe_awaited(*task)));
     }
   } catch (const std::exception& error) {  // the world was poisoned meanwhile
     for (const Task* task : owing) report_lost(*task, error.what());
@@ -154,8 +158,8 @@ void Endpoint::hand_over(std::unique_lock<std::mutex>& lock) {
 
 void Endpoint::report_lost(const Task& task, std::string_view why) const {
   Log(options_.log, fmt::format("[rank {}] ", world_rank(rank_)))
-      .warning(fmt::format("host backend: the world was closed before {} was handed over, and it is lost: {}", task.describe(),
-                           why));
+      .warning(fmt::format("host backend: the world was closed before {} was handed over, and it is lost: {}",
+                           task.describe(), why));
 }
 
 // What others wait for to be read. What they expect to be written stays lent, so that they do not take it for done.
@@ -217,7 +221,12 @@ void Endpoint::post(const std::shared_ptr<Task>& task) {
     task->sequence = space.next_sequence++;
     space.recent[task->sequence % Space::kRecentCalls] = task->call;
   }
-  PastCall past{.call = task->call, .context = space.context, .sequence = task->sequence, .posted_ns = coarse_now_ns(), .group = {}, .during = during_};
+  PastCall past{.call = task->call,
+                .context = space.context,
+                .sequence = task->sequence,
+                .posted_ns = coarse_now_ns(),
+                .group = {},
+                .during = during_};
   if (task->point_to_point()) past.peer = space.shown[static_cast<std::size_t>(task->peer)];
   past.group.set(space.name);
   task->history_number = mine_.history.posted(past);
@@ -229,7 +238,8 @@ void Endpoint::post(const std::shared_ptr<Task>& task) {
     (task->call.kind == CallKind::send ? channel.senders : channel.receivers).push_back(task.get());
     const std::int64_t to = space.members[static_cast<std::size_t>(task->peer)];
     if (task->call.kind == CallKind::send && has_left(*task, to)) {
-      fail(fmt::format("{}: {} has left: it closed its world before this was sent", task->describe(), describe_rank(to)));
+      fail(fmt::format("{}: {} has left: it closed its world before this was sent", task->describe(),
+                       describe_rank(to)));
     }
   } else {
     space.running.push_back(task.get());
@@ -321,8 +331,8 @@ std::string Endpoint::describe_wait(const Task& task) {
 
 bool Endpoint::Patience::sleeps() const { return looks >= pauses + kYields; }
 
-// Whoever has something for this rank from here on is seen by the look, or finds `asleep` set and counts it down or moves
-// the bell. A rank that has nothing else to do is woken once, by the last message of those it waits for.
+// Whoever has something for this rank from here on is seen by the look, or finds `asleep` set and counts it down or
+// moves the bell. A rank that has nothing else to do is woken once, by the last message of those it waits for.
 void Endpoint::before_look(Patience& patience, const Task* awaited) {
   if (!patience.sleeps()) return;
   patience.bell = mine_.bell.load(std::memory_order_seq_cst);
@@ -332,7 +342,8 @@ void Endpoint::before_look(Patience& patience, const Task* awaited) {
 }
 
 void Endpoint::after_look(Patience& patience, std::unique_lock<std::mutex>& lock, Clock::time_point deadline) {
-  if (patience.sleeps() && patience.taken != taken_) return;  // what was taken is no longer counted down: look again first
+  if (patience.sleeps() && patience.taken != taken_)
+    return;  // what was taken is no longer counted down: look again first
   const bool sleeps = patience.sleeps();
   if (sleeps) ++sleepers_;
   lock.unlock();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private: one rank's end of the shared memory. It drains all incoming rings into the operations they belong to (or keeps
-// what comes early), advances every operation under way, and does the waiting and the watching of peers. Everything
-// runs inside calls of the rank's own threads, under one mutex; there is no thread of its own.
+// Private: one rank's end of the shared memory. It drains all incoming rings into the operations they belong to (or
+// keeps what comes early), advances every operation under way, and does the waiting and the watching of peers.
+// Everything runs inside calls of the rank's own threads, under one mutex; there is no thread of its own.
 //
 // Nothing a peer does or omits can block it: what finds no room is tried again in the next call, and a rank that runs
 // out of room asks its readers, who then copy what they hold of its arena to memory of their own.
@@ -75,15 +75,17 @@ class Endpoint {
   // Tells all that this rank has given up.
   void abort(std::string_view reason);
 
-  // Leaves. What others may need of the operations posted here is put into shared memory first, which waits for room, at
-  // most for the time-out; what then is lost, and to whom, is logged. Does not wait in a poisoned world, nor while an
-  // exception unwinds the stack. Later calls throw.
+  // Leaves. What others may need of the operations posted here is put into shared memory first, which waits for room,
+  // at most for the time-out; what then is lost, and to whom, is logged. Does not wait in a poisoned world, nor while
+  // an exception unwinds the stack. Later calls throw.
   void close();
 
   // A tensor in this rank's buffers. CommError when the world is poisoned or closed, ConfigError above the limit.
   at::Tensor buffer(at::IntArrayRef sizes, at::ScalarType dtype);
   // Where these bytes lie in this rank's buffers, if they do.
-  std::optional<std::uint64_t> place_of(const void* data, std::size_t bytes) const { return buffers_->place_of(data, bytes); }
+  std::optional<std::uint64_t> place_of(const void* data, std::size_t bytes) const {
+    return buffers_->place_of(data, bytes);
+  }
 
   std::chrono::milliseconds timeout() const { return options_.timeout; }
   double wait_seconds() const { return static_cast<double>(waited_ns_.load(std::memory_order_relaxed)) * 1e-9; }
@@ -101,12 +103,14 @@ class Endpoint {
   // Whether the readers of a block are through; false asks to be woken when some block is.
   bool released(const Arena::Room& room);
   void release(Message* message);
-  // Sends what lies at `descriptor.place` of this rank's buffers without copying it; nothing: no room, as with reserve. It must stay as
-  // it is until it is returned, and nobody but the borrowers may touch it when they may write.
+  // Sends what lies at `descriptor.place` of this rank's buffers without copying it; nothing: no room, as with reserve.
+  // It must stay as it is until it is returned, and nobody but the borrowers may touch it when they may write.
   std::optional<Loan> lend(std::span<const std::int32_t> to, Descriptor& descriptor);
   // Whether all are through with it; false asks to be woken when some are.
   bool returned(const Loan& loan);
-  void count_sent(std::size_t bytes) { bytes_sent_.fetch_add(static_cast<std::int64_t>(bytes), std::memory_order_relaxed); }
+  void count_sent(std::size_t bytes) {
+    bytes_sent_.fetch_add(static_cast<std::int64_t>(bytes), std::memory_order_relaxed);
+  }
   // Counts memory held outside the arenas; fails the world above the limit.
   void add_copies(std::int64_t bytes, const Task& task);
   // Poisons the world on every rank and throws.
@@ -148,7 +152,8 @@ class Endpoint {
   void check_failed(const Task* on_behalf);
   void check_peers(Task& task);
   void check_same_call(const Task& task);
-  [[noreturn]] void fail_different(const Space& space, std::uint64_t sequence, const Call& mine, const Call& theirs, std::int64_t rank);
+  [[noreturn]] void fail_different(const Space& space, std::uint64_t sequence, const Call& mine, const Call& theirs,
+                                   std::int64_t rank);
   void note_deaths();
   bool has_left(const Task& task, std::int64_t rank) const;
   std::vector<std::int32_t> gone(const Task& task) const;
@@ -181,8 +186,8 @@ class Endpoint {
   Arena arena_;
   const std::shared_ptr<Buffers> buffers_;
   std::array<char, kInlineBytes> inline_scratch_;
-  Starved starved_ = Starved::no;         // as shown to the others
-  Starved wants_ = Starved::no;           // found out in the pass under way
+  Starved starved_ = Starved::no;             // as shown to the others
+  Starved wants_ = Starved::no;               // found out in the pass under way
   std::vector<std::shared_ptr<Task>> tasks_;  // under way, oldest first
   std::unordered_map<std::uint64_t, std::unique_ptr<Space>> spaces_;
   std::unordered_map<std::uint64_t, MessageQueue> orphans_;  // for spaces this rank has not made yet
@@ -192,9 +197,9 @@ class Endpoint {
   std::vector<int> pidfds_;     // by rank; -1: not watched
   std::int64_t copies_bytes_ = 0;
   Clock::time_point next_check_{};
-  int sleepers_ = 0;  // threads of this rank that sleep on its bell
+  int sleepers_ = 0;         // threads of this rank that sleep on its bell
   std::uint64_t taken_ = 0;  // messages taken from rings so far
-  int pauses_ = 0;  // how long the next wait spins before it yields
+  int pauses_ = 0;           // how long the next wait spins before it yields
   bool closed_ = false;
   std::optional<std::string> failure_;
   FixedText<48> during_;

@@ -20,16 +20,17 @@ RankStatus Endpoint::status(std::int64_t rank) const {
 
 std::string Endpoint::describe_rank(std::int64_t rank) const {
   const RankSlot& slot = segment_->slot(rank);
-  return fmt::format("rank {} ({}pid {}{}{})", world_rank(rank), slot.is_thread.load() != 0 ? "thread of " : "", slot.pid.load(),
-                     options_.names.host.empty() ? "" : " on ", options_.names.host);
+  return fmt::format("rank {} ({}pid {}{}{})", world_rank(rank), slot.is_thread.load() != 0 ? "thread of " : "",
+                     slot.pid.load(), options_.names.host.empty() ? "" : " on ", options_.names.host);
 }
 
 std::string Endpoint::describe_last_call(std::int64_t rank) const {
   const PastCall last = segment_->slot(rank).history.last_call();
   if (last.call.kind == CallKind::none) return "it has called nothing yet";
   const auto found = spaces_.find(last.context);
-  std::string text = fmt::format("its last call is {} #{} of {}", to_string(last.call), last.sequence,
-                                 found == spaces_.end() ? fmt::format("group '{}' of others", last.group.view()) : found->second->describe());
+  std::string text = fmt::format(
+      "its last call is {} #{} of {}", to_string(last.call), last.sequence,
+      found == spaces_.end() ? fmt::format("group '{}' of others", last.group.view()) : found->second->describe());
   if (!last.during.view().empty()) text += fmt::format(", in {}", last.during.view());
   return text;
 }
@@ -76,7 +77,8 @@ void Endpoint::claim_first_failure(std::int64_t culprit, std::string_view text) 
   const std::string trouble = write_postmortem(*segment_, options_.names, rank_, options_.postmortem, text);
   Log log(options_.log, fmt::format("[rank {}] ", world_rank(rank_)));
   if (trouble.empty()) {
-    log.info(fmt::format("host backend: what every rank was doing is in {0}; read it with: espalier postmortem {0}", options_.postmortem));
+    log.info(fmt::format("host backend: what every rank was doing is in {0}; read it with: espalier postmortem {0}",
+                         options_.postmortem));
   } else {
     log.warning(fmt::format("host backend: no post-mortem file: {}", trouble));
   }
@@ -114,10 +116,12 @@ void Endpoint::check_same_call(const Task& task) {
   }
 }
 
-void Endpoint::fail_different(const Space& space, std::uint64_t sequence, const Call& mine, const Call& theirs, std::int64_t rank) {
-  fail(fmt::format("{}: the ranks call different operations: operation #{} is {} on {} but {} on {}; all members must call the same "
-                   "operations in the same order",
-                   space.describe(), sequence, to_string(mine), describe_rank(rank_), to_string(theirs), describe_rank(rank)));
+void Endpoint::fail_different(const Space& space, std::uint64_t sequence, const Call& mine, const Call& theirs,
+                              std::int64_t rank) {
+  fail(fmt::format(
+      "{}: the ranks call different operations: operation #{} is {} on {} but {} on {}; all members must call the same "
+      "operations in the same order",
+      space.describe(), sequence, to_string(mine), describe_rank(rank_), to_string(theirs), describe_rank(rank)));
 }
 
 void Endpoint::note_deaths() {
@@ -163,8 +167,8 @@ void Endpoint::check_left(Task& task) {
   for (const std::int32_t member : left) {
     if (std::find(awaited.begin(), awaited.end(), member) == awaited.end()) continue;
     const std::int64_t rank = task.space.members[static_cast<std::size_t>(member)];
-    fail(fmt::format("{} on rank {}: {} has left: it closed its world before taking part; {}", task.describe(), world_rank(rank_),
-                     describe_rank(rank), describe_last_call(rank)));
+    fail(fmt::format("{} on rank {}: {} has left: it closed its world before taking part; {}", task.describe(),
+                     world_rank(rank_), describe_rank(rank), describe_last_call(rank)));
   }
 }
 
@@ -204,13 +208,14 @@ std::string Endpoint::describe_others(const Task& task) const {
     if (rank == rank_ || std::ranges::find(awaited, rank) != awaited.end()) continue;
     meanwhile.push_back(fmt::format("{}: {}", describe_rank(rank), describe_last_call(rank)));
   }
-  return fmt::format("{}{}{}{}", in_turn.empty() ? "" : "; in turn ", fmt::join(in_turn, ", "), meanwhile.empty() ? "" : "; meanwhile ",
-                     fmt::join(meanwhile, "; "));
+  return fmt::format("{}{}{}{}", in_turn.empty() ? "" : "; in turn ", fmt::join(in_turn, ", "),
+                     meanwhile.empty() ? "" : "; meanwhile ", fmt::join(meanwhile, "; "));
 }
 
 void Endpoint::fail_deadline(Task& task, std::chrono::nanoseconds waited) {
   fail(fmt::format("{} timed out after {} ms on rank {}; waiting for {}{}", task.describe(),
-                   std::chrono::round<std::chrono::milliseconds>(waited).count(), world_rank(rank_), describe_awaited(task), describe_others(task)));
+                   std::chrono::round<std::chrono::milliseconds>(waited).count(), world_rank(rank_),
+                   describe_awaited(task), describe_others(task)));
 }
 
 }  // namespace espalier::detail::host

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an endpoint does in every look: takes in what came, makes room for who has none, and moves what is under way; and what
-// the operations under way ask of it.
+// What an endpoint does in every look: takes in what came, makes room for who has none, and moves what is under way;
+// and what the operations under way ask of it.
 #include "espalier/comm/backends/host/endpoint.hpp"
 
 #include <algorithm>
@@ -35,7 +35,8 @@ void Endpoint::drain() {
       if (slot.block == 0) {
         message->payload = message->descriptor.inline_data.data();
       } else {
-        message->payload = slot.lent == Lent::no ? segment_->arena(source) + slot.block : segment_->buffers(source) + slot.place;
+        message->payload =
+            slot.lent == Lent::no ? segment_->arena(source) + slot.block : segment_->buffers(source) + slot.place;
         message->holds_block = true;
         Message*& first = held_[static_cast<std::size_t>(source)];
         message->previous_held = nullptr;
@@ -64,7 +65,8 @@ void Endpoint::route(Message* message) {
 void Endpoint::deliver(Space& space, Message* message) {
   const Descriptor& descriptor = message->descriptor;
   message->member = space.index_of[static_cast<std::size_t>(message->source)];
-  ESPALIER_CHECK(message->member >= 0, "rank {} sent to {}, of which it is no member", message->source, space.describe());
+  ESPALIER_CHECK(message->member >= 0, "rank {} sent to {}, of which it is no member", message->source,
+                 space.describe());
   if (descriptor.call.kind == CallKind::send) {
     Channel& channel = space.channels[{message->member, descriptor.tag}];
     channel.arrived.push(message);
@@ -85,8 +87,8 @@ void Endpoint::deliver(Space& space, Message* message) {
     task->arrive(*this, message);
     return;
   }
-  ESPALIER_CHECK(false, "{} sent part {} of operation #{} of {}, which was finished here", describe_rank(message->source),
-                 descriptor.part, descriptor.sequence, space.describe());
+  ESPALIER_CHECK(false, "{} sent part {} of operation #{} of {}, which was finished here",
+                 describe_rank(message->source), descriptor.part, descriptor.sequence, space.describe());
 }
 
 void Endpoint::advance_tasks() {
@@ -150,9 +152,10 @@ void Endpoint::evict_for_starved() {
     if (evicted) ring(source);
   }
   if (copies_bytes_ > options_.copies_limit_bytes) {
-    fail(fmt::format("rank {}: {} MiB of messages lie unreceived outside shared memory, the limit is {} MiB; receive what "
-                     "is sent, or send less ahead",
-                     world_rank(rank_), copies_bytes_ >> 20, options_.copies_limit_bytes >> 20));
+    fail(fmt::format(
+        "rank {}: {} MiB of messages lie unreceived outside shared memory, the limit is {} MiB; receive what "
+        "is sent, or send less ahead",
+        world_rank(rank_), copies_bytes_ >> 20, options_.copies_limit_bytes >> 20));
   }
 }
 
@@ -184,7 +187,8 @@ void Endpoint::dispatch(std::span<const std::int32_t> to, Descriptor& descriptor
 
 std::optional<Loan> Endpoint::lend(std::span<const std::int32_t> to, Descriptor& descriptor) {
   if (!rings_have_room(to)) return std::nullopt;
-  Loan loan{.room = arena_.allocate(static_cast<std::size_t>(num_ranks_), static_cast<std::uint32_t>(to.size())), .lent = descriptor.lent};
+  Loan loan{.room = arena_.allocate(static_cast<std::size_t>(num_ranks_), static_cast<std::uint32_t>(to.size())),
+            .lent = descriptor.lent};
   descriptor.block = loan.room.offset;
   if (descriptor.block == 0) {
     wants_ = Starved::out_of_space;
@@ -214,7 +218,8 @@ bool Endpoint::returned(const Loan& loan) {
 
 // Tells the owner of a block that a reader is through with it; whether it was the last one.
 bool Endpoint::give_back(std::int64_t owner, std::uint64_t block, Lent lent, std::int64_t reader) {
-  if (lent != Lent::no && segment_->returned(owner, block, reader).exchange(1, std::memory_order_seq_cst) != 0) return false;
+  if (lent != Lent::no && segment_->returned(owner, block, reader).exchange(1, std::memory_order_seq_cst) != 0)
+    return false;
   return segment_->block(owner, block).readers.fetch_sub(1, std::memory_order_seq_cst) == 1;
 }
 
@@ -271,9 +276,10 @@ void Endpoint::unhold(Message* message) {
 void Endpoint::add_copies(std::int64_t bytes, const Task& task) {
   copies_bytes_ += bytes;
   if (copies_bytes_ > options_.copies_limit_bytes) {
-    fail(fmt::format("{}: {} MiB of sent tensors wait outside shared memory, the limit is {} MiB; wait for the sends, or "
-                     "send less ahead",
-                     task.describe(), copies_bytes_ >> 20, options_.copies_limit_bytes >> 20));
+    fail(fmt::format(
+        "{}: {} MiB of sent tensors wait outside shared memory, the limit is {} MiB; wait for the sends, or "
+        "send less ahead",
+        task.describe(), copies_bytes_ >> 20, options_.copies_limit_bytes >> 20));
   }
 }
 

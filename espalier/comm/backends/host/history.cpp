@@ -57,7 +57,8 @@ std::optional<PastCall> History::collective(std::uint64_t context, std::uint64_t
     const PastCall past = read(number - 1);
     const bool point_to_point = past.call.kind == CallKind::send || past.call.kind == CallKind::recv;
     if (point_to_point || past.context != context || past.sequence != sequence) continue;
-    if (num_posted_.load(std::memory_order_acquire) - number > kFar) return std::nullopt;  // it may have changed meanwhile
+    if (num_posted_.load(std::memory_order_acquire) - number > kFar)
+      return std::nullopt;  // it may have changed meanwhile
     return past;
   }
   return std::nullopt;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private: what one rank has called lately and whom it waits for, kept in shared memory: the others read it when something
-// went wrong, also after the rank has died.
+// Private: what one rank has called lately and whom it waits for, kept in shared memory: the others read it when
+// something went wrong, also after the rank has died.
 #pragma once
 
 #include <array>
@@ -33,15 +33,15 @@ struct PastCall {
   Call call;
   std::uint64_t context = 0;
   std::uint64_t sequence = 0;
-  std::int64_t posted_ns = 0;    // of the coarse monotonic clock, which all processes share
-  std::int64_t peer = -1;        // point to point: world rank
-  std::int64_t finished = 0;     // 0: under way
+  std::int64_t posted_ns = 0;  // of the coarse monotonic clock, which all processes share
+  std::int64_t peer = -1;      // point to point: world rank
+  std::int64_t finished = 0;   // 0: under way
   FixedText<32> group;
-  FixedText<48> during;          // what the rank was at: an instruction of a schedule
+  FixedText<48> during;  // what the rank was at: an instruction of a schedule
 };
 
 struct PastWait {
-  std::int64_t since_ns = 0;     // 0: it does not wait
+  std::int64_t since_ns = 0;        // 0: it does not wait
   std::vector<std::int32_t> ranks;  // world ranks it waits for, the first kMostAwaited
 };
 

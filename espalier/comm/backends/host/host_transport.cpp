@@ -47,7 +47,8 @@ class HostCommunicator final : public Communicator {
   std::shared_ptr<Operation> all_reduce(at::Tensor tensor, ReduceOp op) override {
     Call call = call_of(CallKind::all_reduce, tensor);
     call.reduce = op;
-    if (tensor.nbytes() * static_cast<std::size_t>(space_.size() - 1) <= std::min(kDirectReduceBytes, space_.largest_block)) {
+    if (tensor.nbytes() * static_cast<std::size_t>(space_.size() - 1) <=
+        std::min(kDirectReduceBytes, space_.largest_block)) {
       return post(std::make_shared<DirectReduceTask>(space_, call, std::move(tensor)));
     }
     const auto place = lent_from(const_bytes_of(tensor), tensor.nbytes());
@@ -169,7 +170,8 @@ class HostCommunicator final : public Communicator {
 
  private:
   static Call call_of(CallKind kind, const at::Tensor& tensor, std::int64_t root = 0) {
-    return {.kind = kind, .dtype = tensor.scalar_type(), .root = static_cast<std::int32_t>(root), .count = tensor.numel()};
+    return {
+        .kind = kind, .dtype = tensor.scalar_type(), .root = static_cast<std::int32_t>(root), .count = tensor.numel()};
   }
 
   std::vector<ExchangeTask::Incoming> nothing() const {
@@ -212,7 +214,8 @@ class HostCommunicator final : public Communicator {
 
   std::shared_ptr<Operation> exchange(const Call& call, std::vector<ExchangeTask::Outgoing> outgoing,
                                       std::vector<ExchangeTask::Incoming> incoming, std::vector<at::Tensor> tensors) {
-    return post(std::make_shared<ExchangeTask>(space_, call, std::move(outgoing), std::move(incoming), std::move(tensors)));
+    return post(
+        std::make_shared<ExchangeTask>(space_, call, std::move(outgoing), std::move(incoming), std::move(tensors)));
   }
 
   std::shared_ptr<Operation> post(std::shared_ptr<Task> task) {
@@ -248,11 +251,13 @@ class HostTransport final : public Transport {
 
 std::shared_ptr<Transport> make_transport(std::shared_ptr<Segment> segment, std::int64_t rank, bool is_thread,
                                           const HostOptions& options) {
-  return std::make_shared<HostTransport>(std::make_shared<Endpoint>(
-      std::move(segment), rank, is_thread,
-      EndpointOptions{.timeout = options.timeout, .copies_limit_bytes = options.copies_limit_bytes, .log = options.log,
-                      .postmortem = options.postmortem,
-                      .names = {.world_ranks = options.world_ranks, .host = options.host}}));
+  return std::make_shared<HostTransport>(
+      std::make_shared<Endpoint>(std::move(segment), rank, is_thread,
+                                 EndpointOptions{.timeout = options.timeout,
+                                                 .copies_limit_bytes = options.copies_limit_bytes,
+                                                 .log = options.log,
+                                                 .postmortem = options.postmortem,
+                                                 .names = {.world_ranks = options.world_ranks, .host = options.host}}));
 }
 
 }  // namespace
@@ -262,19 +267,21 @@ HostOptions host_options_of(const WorldOptions& options) {
   constexpr std::int64_t kMost = std::int64_t{1} << 44;
   HostOptions host{.timeout = options.timeout, .log = options.log, .postmortem = options.postmortem};
   host.buffer_bytes = options.host_buffer_bytes.value_or(host.buffer_bytes);
-  ESPALIER_CHECK_CONFIG(host.buffer_bytes >= 0 && host.buffer_bytes <= kMost, "host backend: host_buffer_bytes is {}; expected 0 to {}",
-                        host.buffer_bytes, kMost);
+  ESPALIER_CHECK_CONFIG(host.buffer_bytes >= 0 && host.buffer_bytes <= kMost,
+                        "host backend: host_buffer_bytes is {}; expected 0 to {}", host.buffer_bytes, kMost);
   return host;
 }
 
 std::shared_ptr<Transport> make_host_transport(Store& store, std::int64_t rank, std::int64_t size,
                                                const HostOptions& options) {
-  auto segment = host::Segment::for_processes(store, rank, size, options.arena_bytes, options.buffer_bytes,
-                                              {.world_ranks = options.world_ranks, .host = options.host}, options.timeout);
+  auto segment =
+      host::Segment::for_processes(store, rank, size, options.arena_bytes, options.buffer_bytes,
+                                   {.world_ranks = options.world_ranks, .host = options.host}, options.timeout);
   return host::make_transport(std::move(segment), rank, false, options);
 }
 
-std::vector<std::shared_ptr<Transport>> make_host_transports_for_threads(std::int64_t size, const HostOptions& options) {
+std::vector<std::shared_ptr<Transport>> make_host_transports_for_threads(std::int64_t size,
+                                                                         const HostOptions& options) {
   const auto segment = host::Segment::for_threads(size, options.arena_bytes, options.buffer_bytes);
   std::vector<std::shared_ptr<Transport>> transports;
   for (std::int64_t rank = 0; rank < size; ++rank) {

@@ -17,14 +17,14 @@
 namespace espalier::detail {
 
 struct HostOptions {
-  std::chrono::milliseconds timeout{300'000};                // of joining, and of waits without a deadline of their own
-  std::int64_t arena_bytes = std::int64_t{64} << 20;         // of each rank; memory is taken only as it is used
-  std::int64_t buffer_bytes = std::int64_t{16} << 30;        // of each rank, as rank 0 says; the same of them
-  std::int64_t copies_limit_bytes = std::int64_t{4} << 30;   // of each rank: sent and early tensors outside the arenas
-  LogSink log = stderr_sink();                               // told what was lost when a world was closed
-  std::string postmortem{};                                  // file to write when the world fails; empty: none
-  std::vector<std::int64_t> world_ranks{};                   // by rank: what messages call it; empty: the same
-  std::string host{};                                        // named in messages with each rank; empty: not
+  std::chrono::milliseconds timeout{300'000};               // of joining, and of waits without a deadline of their own
+  std::int64_t arena_bytes = std::int64_t{64} << 20;        // of each rank; memory is taken only as it is used
+  std::int64_t buffer_bytes = std::int64_t{16} << 30;       // of each rank, as rank 0 says; the same of them
+  std::int64_t copies_limit_bytes = std::int64_t{4} << 30;  // of each rank: sent and early tensors outside the arenas
+  LogSink log = stderr_sink();                              // told what was lost when a world was closed
+  std::string postmortem{};                                 // file to write when the world fails; empty: none
+  std::vector<std::int64_t> world_ranks{};                  // by rank: what messages call it; empty: the same
+  std::string host{};                                       // named in messages with each rank; empty: not
 };
 
 HostOptions host_options_of(const WorldOptions& options);

@@ -16,12 +16,18 @@ using Json = nlohmann::ordered_json;
 
 std::string_view state_name(RankStatus status, bool waits) {
   switch (status) {
-    case RankStatus::absent: return "absent";
-    case RankStatus::attached: return waits ? "waiting" : "running";
-    case RankStatus::closing: return "closing";
-    case RankStatus::closed: return "left";
-    case RankStatus::failed: return "gave up";
-    case RankStatus::died: return "died";
+    case RankStatus::absent:
+      return "absent";
+    case RankStatus::attached:
+      return waits ? "waiting" : "running";
+    case RankStatus::closing:
+      return "closing";
+    case RankStatus::closed:
+      return "left";
+    case RankStatus::failed:
+      return "gave up";
+    case RankStatus::died:
+      return "died";
   }
   return "?";
 }
@@ -29,7 +35,10 @@ std::string_view state_name(RankStatus status, bool waits) {
 std::int64_t ms_since(std::int64_t then_ns, std::int64_t now_ns) { return (now_ns - then_ns) / 1'000'000; }
 
 Json to_json(const PastCall& call, std::int64_t now_ns) {
-  Json json{{"call", to_string(call.call)}, {"number", call.sequence}, {"group", call.group.view()}, {"ms_ago", ms_since(call.posted_ns, now_ns)},
+  Json json{{"call", to_string(call.call)},
+            {"number", call.sequence},
+            {"group", call.group.view()},
+            {"ms_ago", ms_since(call.posted_ns, now_ns)},
             {"finished", call.finished != 0}};
   if (call.peer >= 0) json["peer"] = call.peer;
   if (!call.during.view().empty()) json["during"] = call.during.view();
@@ -39,7 +48,8 @@ Json to_json(const PastCall& call, std::int64_t now_ns) {
 Json to_json(const RankSlot& slot, std::int64_t rank, const RankNames& names, std::int64_t now_ns) {
   const PastWait wait = slot.history.wait();
   const auto status = static_cast<RankStatus>(slot.status.load());
-  Json json{{"rank", names.world_rank(rank)}, {"pid", slot.pid.load()}, {"state", state_name(status, wait.since_ns != 0)}};
+  Json json{
+      {"rank", names.world_rank(rank)}, {"pid", slot.pid.load()}, {"state", state_name(status, wait.since_ns != 0)}};
   if (status == RankStatus::failed) json["error"] = slot.failure.data();
   if (wait.since_ns != 0) {
     json["waits_for"] = Json::array();
@@ -62,11 +72,15 @@ std::string utc_now() {
 
 }  // namespace
 
-std::string write_postmortem(const Segment& segment, const RankNames& names, std::int64_t writer, const std::string& path,
-                             std::string_view reason) {
+std::string write_postmortem(const Segment& segment, const RankNames& names, std::int64_t writer,
+                             const std::string& path, std::string_view reason) {
   const std::int64_t now_ns = coarse_now_ns();
-  Json file{{"espalier_postmortem", 1}, {"time", utc_now()}, {"host", names.host.empty() ? host_name() : names.host},
-            {"reason", reason},         {"writer", names.world_rank(writer)},  {"ranks", Json::array()}};
+  Json file{{"espalier_postmortem", 1},
+            {"time", utc_now()},
+            {"host", names.host.empty() ? host_name() : names.host},
+            {"reason", reason},
+            {"writer", names.world_rank(writer)},
+            {"ranks", Json::array()}};
   for (std::int64_t rank = 0; rank < segment.num_ranks(); ++rank) {
     file["ranks"].push_back(to_json(segment.slot(rank), rank, names, now_ns));
   }

@@ -11,7 +11,7 @@
 namespace espalier::detail::host {
 
 // Writes what every rank has called lately, whom it waits for and in which state it is. Returns "" or why it could not.
-std::string write_postmortem(const Segment& segment, const RankNames& names, std::int64_t writer, const std::string& path,
-                             std::string_view reason);
+std::string write_postmortem(const Segment& segment, const RankNames& names, std::int64_t writer,
+                             const std::string& path, std::string_view reason);
 
 }  // namespace espalier::detail::host

@@ -49,7 +49,8 @@ ESPALIER_INLINE A combine(A a, A b) {
       const bool takes = op == ReduceOp::min ? b < a : b > a;
       return takes || b != b ? b : a;
     } else {
-      const bool takes = op == ReduceOp::min ? static_cast<T>(b) < static_cast<T>(a) : static_cast<T>(b) > static_cast<T>(a);
+      const bool takes =
+          op == ReduceOp::min ? static_cast<T>(b) < static_cast<T>(a) : static_cast<T>(b) > static_cast<T>(a);
       return takes ? b : a;
     }
   }
@@ -62,7 +63,8 @@ ESPALIER_INLINE A combine(A a, A b) {
 }
 
 template <ReduceOp op, class T>
-ESPALIER_INLINE void reduce_blocks(std::span<const void* const> sources, void* out, std::span<void* const> also, std::int64_t count) {
+ESPALIER_INLINE void reduce_blocks(std::span<const void* const> sources, void* out, std::span<void* const> also,
+                                   std::int64_t count) {
   using A = typename AccumulatorOf<T>::type;
   alignas(64) A accumulator[kBlock];
   for (std::int64_t begin = 0; begin < count; begin += kBlock) {
@@ -95,33 +97,51 @@ ESPALIER_INLINE void reduce_blocks(std::span<const void* const> sources, void* o
 }
 
 template <ReduceOp op>
-ESPALIER_INLINE void reduce_any(c10::ScalarType dtype, std::span<const void* const> sources, void* out, std::span<void* const> also,
-                                std::int64_t count) {
+ESPALIER_INLINE void reduce_any(c10::ScalarType dtype, std::span<const void* const> sources, void* out,
+                                std::span<void* const> also, std::int64_t count) {
   switch (dtype) {
-    case c10::ScalarType::Double: return reduce_blocks<op, double>(sources, out, also, count);
-    case c10::ScalarType::Float: return reduce_blocks<op, float>(sources, out, also, count);
-    case c10::ScalarType::Half: return reduce_blocks<op, c10::Half>(sources, out, also, count);
-    case c10::ScalarType::BFloat16: return reduce_blocks<op, c10::BFloat16>(sources, out, also, count);
-    case c10::ScalarType::Long: return reduce_blocks<op, std::int64_t>(sources, out, also, count);
-    case c10::ScalarType::Int: return reduce_blocks<op, std::int32_t>(sources, out, also, count);
-    case c10::ScalarType::Short: return reduce_blocks<op, std::int16_t>(sources, out, also, count);
-    case c10::ScalarType::Char: return reduce_blocks<op, std::int8_t>(sources, out, also, count);
-    case c10::ScalarType::Byte: return reduce_blocks<op, std::uint8_t>(sources, out, also, count);
-    default: return;  // refused in reduce()
+    case c10::ScalarType::Double:
+      return reduce_blocks<op, double>(sources, out, also, count);
+    case c10::ScalarType::Float:
+      return reduce_blocks<op, float>(sources, out, also, count);
+    case c10::ScalarType::Half:
+      return reduce_blocks<op, c10::Half>(sources, out, also, count);
+    case c10::ScalarType::BFloat16:
+      return reduce_blocks<op, c10::BFloat16>(sources, out, also, count);
+    case c10::ScalarType::Long:
+      return reduce_blocks<op, std::int64_t>(sources, out, also, count);
+    case c10::ScalarType::Int:
+      return reduce_blocks<op, std::int32_t>(sources, out, also, count);
+    case c10::ScalarType::Short:
+      return reduce_blocks<op, std::int16_t>(sources, out, also, count);
+    case c10::ScalarType::Char:
+      return reduce_blocks<op, std::int8_t>(sources, out, also, count);
+    case c10::ScalarType::Byte:
+      return reduce_blocks<op, std::uint8_t>(sources, out, also, count);
+    default:
+      return;  // refused in reduce()
   }
 }
 
 ESPALIER_INLINE void reduce_every(ReduceOp op, c10::ScalarType dtype, std::span<const void* const> sources, void* out,
                                   std::span<void* const> also, std::int64_t count) {
   switch (op) {
-    case ReduceOp::sum: return reduce_any<ReduceOp::sum>(dtype, sources, out, also, count);
-    case ReduceOp::mean: return reduce_any<ReduceOp::mean>(dtype, sources, out, also, count);
-    case ReduceOp::product: return reduce_any<ReduceOp::product>(dtype, sources, out, also, count);
-    case ReduceOp::min: return reduce_any<ReduceOp::min>(dtype, sources, out, also, count);
-    case ReduceOp::max: return reduce_any<ReduceOp::max>(dtype, sources, out, also, count);
-    case ReduceOp::bit_and: return reduce_any<ReduceOp::bit_and>(dtype, sources, out, also, count);
-    case ReduceOp::bit_or: return reduce_any<ReduceOp::bit_or>(dtype, sources, out, also, count);
-    case ReduceOp::bit_xor: return reduce_any<ReduceOp::bit_xor>(dtype, sources, out, also, count);
+    case ReduceOp::sum:
+      return reduce_any<ReduceOp::sum>(dtype, sources, out, also, count);
+    case ReduceOp::mean:
+      return reduce_any<ReduceOp::mean>(dtype, sources, out, also, count);
+    case ReduceOp::product:
+      return reduce_any<ReduceOp::product>(dtype, sources, out, also, count);
+    case ReduceOp::min:
+      return reduce_any<ReduceOp::min>(dtype, sources, out, also, count);
+    case ReduceOp::max:
+      return reduce_any<ReduceOp::max>(dtype, sources, out, also, count);
+    case ReduceOp::bit_and:
+      return reduce_any<ReduceOp::bit_and>(dtype, sources, out, also, count);
+    case ReduceOp::bit_or:
+      return reduce_any<ReduceOp::bit_or>(dtype, sources, out, also, count);
+    case ReduceOp::bit_xor:
+      return reduce_any<ReduceOp::bit_xor>(dtype, sources, out, also, count);
   }
 }
 
@@ -132,8 +152,8 @@ ESPALIER_INLINE void reduce_every(ReduceOp op, c10::ScalarType dtype, std::span<
 }
 #endif
 
-void reduce_plain(ReduceOp op, c10::ScalarType dtype, std::span<const void* const> sources, void* out, std::span<void* const> also,
-                  std::int64_t count) {
+void reduce_plain(ReduceOp op, c10::ScalarType dtype, std::span<const void* const> sources, void* out,
+                  std::span<void* const> also, std::int64_t count) {
   reduce_every(op, dtype, sources, out, also, count);
 }
 
@@ -142,20 +162,24 @@ ReduceOp on_truth_values(ReduceOp op) {
   switch (op) {
     case ReduceOp::sum:
     case ReduceOp::max:
-    case ReduceOp::bit_or: return ReduceOp::bit_or;
+    case ReduceOp::bit_or:
+      return ReduceOp::bit_or;
     case ReduceOp::product:
     case ReduceOp::min:
-    case ReduceOp::bit_and: return ReduceOp::bit_and;
-    case ReduceOp::bit_xor: return ReduceOp::bit_xor;
-    case ReduceOp::mean: return ReduceOp::mean;
+    case ReduceOp::bit_and:
+      return ReduceOp::bit_and;
+    case ReduceOp::bit_xor:
+      return ReduceOp::bit_xor;
+    case ReduceOp::mean:
+      return ReduceOp::mean;
   }
   return op;
 }
 
 }  // namespace
 
-void reduce(ReduceOp op, c10::ScalarType dtype, std::span<const void* const> sources, void* out, std::span<void* const> also,
-            std::int64_t count) {
+void reduce(ReduceOp op, c10::ScalarType dtype, std::span<const void* const> sources, void* out,
+            std::span<void* const> also, std::int64_t count) {
   const bool floating = c10::isFloatingType(dtype);
   const bool bitwise = op == ReduceOp::bit_and || op == ReduceOp::bit_or || op == ReduceOp::bit_xor;
   ESPALIER_CHECK(dtype_supported(dtype) && !(floating && bitwise) && !(!floating && op == ReduceOp::mean),

@@ -48,20 +48,23 @@ Segment::Segment(std::int64_t num_ranks, std::int64_t arena_bytes, std::int64_t 
   const std::size_t arenas_at =
       rings_at + rounded_to_page(sizeof(Ring) * static_cast<std::size_t>(num_ranks * num_ranks));
   const std::size_t buffers_at = arenas_at + rounded_to_page(static_cast<std::size_t>(arena_bytes * num_ranks));
-  struct stat status {};
+  struct stat status{};
   checked(::fstat(fd, &status), "fstat of the shared memory");
   if (status.st_size == 0) {
     mapped_bytes_ = buffers_at + static_cast<std::size_t>(buffer_bytes_ * num_ranks);
-    checked(::ftruncate(fd, static_cast<off_t>(mapped_bytes_)), fmt::format("sizing {} bytes of shared memory", mapped_bytes_));
+    checked(::ftruncate(fd, static_cast<off_t>(mapped_bytes_)),
+            fmt::format("sizing {} bytes of shared memory", mapped_bytes_));
   } else {
     mapped_bytes_ = static_cast<std::size_t>(status.st_size);
-    ESPALIER_CHECK(mapped_bytes_ >= buffers_at, "shared memory has {} bytes, expected {} at least", mapped_bytes_, buffers_at);
+    ESPALIER_CHECK(mapped_bytes_ >= buffers_at, "shared memory has {} bytes, expected {} at least", mapped_bytes_,
+                   buffers_at);
     buffer_bytes_ = static_cast<std::int64_t>(mapped_bytes_ - buffers_at) / num_ranks;
   }
   void* mapped = ::mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   if (mapped == MAP_FAILED) {
-    fail_system_call(fmt::format("mapping {} bytes of shared memory, {} for each rank's host_buffer (ESPALIER_HOST_BUFFER_BYTES),",
-                                 mapped_bytes_, buffer_bytes_));
+    fail_system_call(
+        fmt::format("mapping {} bytes of shared memory, {} for each rank's host_buffer (ESPALIER_HOST_BUFFER_BYTES),",
+                    mapped_bytes_, buffer_bytes_));
   }
   base_ = static_cast<char*>(mapped);
   slots_ = reinterpret_cast<RankSlot*>(base_ + slots_at);
@@ -80,7 +83,8 @@ void Segment::populate(std::int64_t rank) const {
   const auto page_bytes = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto populate_first = [&](const Ring& ring) {
     const auto begin = reinterpret_cast<std::uintptr_t>(&ring), page = begin / page_bytes * page_bytes;
-    ::madvise(reinterpret_cast<void*>(page), begin + kBytes - page, MADV_POPULATE_WRITE);  // before Linux 5.14: refused, and slower later
+    ::madvise(reinterpret_cast<void*>(page), begin + kBytes - page,
+              MADV_POPULATE_WRITE);  // before Linux 5.14: refused, and slower later
   };
   for (std::int64_t peer = 0; peer < num_ranks_; ++peer) {
     if (peer == rank) continue;
@@ -93,15 +97,17 @@ void Segment::close_descriptor() {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
 }
 
-std::shared_ptr<Segment> Segment::for_threads(std::int64_t num_ranks, std::int64_t arena_bytes, std::int64_t buffer_bytes) {
+std::shared_ptr<Segment> Segment::for_threads(std::int64_t num_ranks, std::int64_t arena_bytes,
+                                              std::int64_t buffer_bytes) {
   const int fd = checked(::memfd_create("espalier", MFD_CLOEXEC), "memfd_create");
   std::shared_ptr<Segment> segment(new Segment(num_ranks, arena_bytes, buffer_bytes, fd));
   segment->close_descriptor();
   return segment;
 }
 
-std::shared_ptr<Segment> Segment::for_processes(Store& store, std::int64_t rank, std::int64_t num_ranks, std::int64_t arena_bytes,
-                                                std::int64_t buffer_bytes, const RankNames& names, std::chrono::milliseconds timeout) {
+std::shared_ptr<Segment> Segment::for_processes(Store& store, std::int64_t rank, std::int64_t num_ranks,
+                                                std::int64_t arena_bytes, std::int64_t buffer_bytes,
+                                                const RankNames& names, std::chrono::milliseconds timeout) {
   const std::int64_t first = names.world_rank(0), me = names.world_rank(rank);
   if (rank == 0) {
     const int fd = checked(::memfd_create("espalier", MFD_CLOEXEC), "memfd_create");
@@ -122,10 +128,11 @@ std::shared_ptr<Segment> Segment::for_processes(Store& store, std::int64_t rank,
                         "(boot id, pid namespace); use the gloo backend between hosts or containers",
                         me, first, identity, host_identity());
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  ESPALIER_CHECK_CONFIG(fd >= 0,
-                        "host backend: rank {} cannot open rank {}'s shared memory {}: {}; {}", me, first, path, std::strerror(errno),
-                        errno == ENOENT ? fmt::format("rank {} has ended or all ranks have joined: was this rank started twice?", first)
-                                        : "run all ranks as the same user, or use the gloo backend");
+  ESPALIER_CHECK_CONFIG(
+      fd >= 0, "host backend: rank {} cannot open rank {}'s shared memory {}: {}; {}", me, first, path,
+      std::strerror(errno),
+      errno == ENOENT ? fmt::format("rank {} has ended or all ranks have joined: was this rank started twice?", first)
+                      : "run all ranks as the same user, or use the gloo backend");
   std::shared_ptr<Segment> segment(new Segment(num_ranks, arena_bytes, buffer_bytes, fd));
   ESPALIER_CHECK_CONFIG(segment->header().magic == kMagic &&
                             segment->header().num_ranks == static_cast<std::uint64_t>(num_ranks) &&
@@ -139,7 +146,7 @@ std::shared_ptr<Segment> Segment::for_processes(Store& store, std::int64_t rank,
 std::string host_identity() {
   std::string boot_id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
-  struct stat status {};
+  struct stat status{};
   checked(::stat("/proc/self/ns/pid", &status), "looking up the pid namespace");
   return fmt::format("{} pid:{}", boot_id, status.st_ino);
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Private: the shared memory of one world on one host.
 //
-//   header | one slot a rank | one ring of descriptors an ordered pair of ranks | one payload arena a rank | buffers, a rank
+// header | one slot a rank | one ring of descriptors an ordered pair of ranks | one payload arena a rank | buffers, a
+// rank
 //
-// Rings have one producer and one consumer. A descriptor carries a small payload itself; a larger one lies in a block of
-// the producer's arena and counts its readers. A tensor that lies in the producer's buffers may be lent instead of copied: the
-// block then has a byte for each rank, set by those who are through with it. Nothing here is per group. Pages are taken as they
-// are used.
+// Rings have one producer and one consumer. A descriptor carries a small payload itself; a larger one lies in a block
+// of the producer's arena and counts its readers. A tensor that lies in the producer's buffers may be lent instead of
+// copied: the block then has a byte for each rank, set by those who are through with it. Nothing here is per group.
+// Pages are taken as they are used.
 #pragma once
 
 #include <array>
@@ -33,9 +34,9 @@ enum class Lent : std::uint32_t { no, to_read, to_write };
 
 // One message on its way: which operation it belongs to, and the payload or where it lies.
 struct alignas(64) Descriptor {
-  std::uint64_t context = 0;    // communication space
-  std::uint64_t sequence = 0;   // number of the operation in it (collectives) or in its channel (point to point)
-  std::int64_t tag = 0;         // point to point only
+  std::uint64_t context = 0;   // communication space
+  std::uint64_t sequence = 0;  // number of the operation in it (collectives) or in its channel (point to point)
+  std::int64_t tag = 0;        // point to point only
   Call call;
   std::uint64_t total_bytes = 0;  // of the stream this is a part of
   std::uint64_t block = 0;        // offset of the payload in the sender's arena; 0: the payload is inline
@@ -60,8 +61,8 @@ enum class RankStatus : std::uint32_t { absent, attached, closing, closed, faile
 // What a rank shows to the others.
 struct RankSlot {
   alignas(64) std::atomic<std::uint32_t> bell;  // moves when a sleeper has something to do; the futex
-  std::atomic<std::uint32_t> asleep;            // set before sleeping on the bell: messages until it wants to be woken; 0: awake
-  std::atomic<std::uint32_t> starved;           // a Starved value: wants its bell rung when something is released
+  std::atomic<std::uint32_t> asleep;   // set before sleeping on the bell: messages until it wants to be woken; 0: awake
+  std::atomic<std::uint32_t> starved;  // a Starved value: wants its bell rung when something is released
   alignas(64) std::atomic<std::uint32_t> status;
   std::atomic<std::int32_t> pid;
   std::atomic<std::uint32_t> is_thread;
@@ -74,8 +75,8 @@ struct Header {
   std::uint64_t magic;
   std::uint64_t num_ranks;
   std::uint64_t arena_bytes;
-  alignas(64) std::atomic<std::uint32_t> attached;       // ranks so far; a futex
-  std::atomic<std::uint32_t> first_failure;  // 1 + the rank whose failure or death ended the world; 0: none
+  alignas(64) std::atomic<std::uint32_t> attached;  // ranks so far; a futex
+  std::atomic<std::uint32_t> first_failure;         // 1 + the rank whose failure or death ended the world; 0: none
 };
 
 // What the ranks of a segment are called in messages, where they are some of a larger world's.
@@ -83,7 +84,9 @@ struct RankNames {
   std::vector<std::int64_t> world_ranks{};  // by rank; empty: the same
   std::string host{};                       // theirs, named with each; empty: not named
 
-  std::int64_t world_rank(std::int64_t rank) const { return world_ranks.empty() ? rank : world_ranks[static_cast<std::size_t>(rank)]; }
+  std::int64_t world_rank(std::int64_t rank) const {
+    return world_ranks.empty() ? rank : world_ranks[static_cast<std::size_t>(rank)];
+  }
 };
 
 // Precedes every payload in an arena.
@@ -97,12 +100,14 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std
 class Segment {
  public:
   // Private to this process and its threads.
-  static std::shared_ptr<Segment> for_threads(std::int64_t num_ranks, std::int64_t arena_bytes, std::int64_t buffer_bytes);
+  static std::shared_ptr<Segment> for_threads(std::int64_t num_ranks, std::int64_t arena_bytes,
+                                              std::int64_t buffer_bytes);
   // Rank 0 makes it, the others open it through /proc. Nothing has a name, so nothing stays behind. Blocks until rank 0
-  // has published it. ConfigError when this process cannot reach rank 0's memory (other host or pid namespace). Buffers are as
-  // large as rank 0 says.
-  static std::shared_ptr<Segment> for_processes(Store& store, std::int64_t rank, std::int64_t num_ranks, std::int64_t arena_bytes,
-                                                std::int64_t buffer_bytes, const RankNames& names, std::chrono::milliseconds timeout);
+  // has published it. ConfigError when this process cannot reach rank 0's memory (other host or pid namespace). Buffers
+  // are as large as rank 0 says.
+  static std::shared_ptr<Segment> for_processes(Store& store, std::int64_t rank, std::int64_t num_ranks,
+                                                std::int64_t arena_bytes, std::int64_t buffer_bytes,
+                                                const RankNames& names, std::chrono::milliseconds timeout);
   ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
@@ -119,8 +124,8 @@ class Segment {
   std::atomic<std::uint8_t>& returned(std::int64_t owner, std::uint64_t offset, std::int64_t reader) const {
     return reinterpret_cast<std::atomic<std::uint8_t>*>(arena(owner) + offset)[reader];
   }
-  // Brings the memory of this rank's first messages from and to all others into this process, at once rather than page by
-  // page in the midst of them.
+  // Brings the memory of this rank's first messages from and to all others into this process, at once rather than page
+  // by page in the midst of them.
   void populate(std::int64_t rank) const;
   // Once every rank has opened it, nobody needs its file descriptor.
   void close_descriptor();

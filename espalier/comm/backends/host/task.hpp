@@ -21,12 +21,12 @@ class Task;
 // A message taken from a ring. Owned by the endpoint; given back with Endpoint::release.
 struct Message {
   Descriptor descriptor;
-  std::int32_t source = 0;             // world rank
-  std::int32_t member = 0;             // the same in the group
+  std::int32_t source = 0;  // world rank
+  std::int32_t member = 0;  // the same in the group
   const char* payload = nullptr;
-  std::unique_ptr<char[]> copy;        // where the payload was moved to when its sender ran out of room
-  Message* next = nullptr;             // in a queue
-  Message* previous_held = nullptr;    // among those that hold a block of the source's arena
+  std::unique_ptr<char[]> copy;      // where the payload was moved to when its sender ran out of room
+  Message* next = nullptr;           // in a queue
+  Message* previous_held = nullptr;  // among those that hold a block of the source's arena
   Message* next_held = nullptr;
   bool holds_block = false;
 };
@@ -65,19 +65,19 @@ struct Space {
 
   std::uint64_t context = 0;
   std::string name;
-  std::vector<std::int32_t> members;    // ranks of the segment
-  std::vector<std::int64_t> shown;      // the same in messages: world ranks
-  std::vector<std::int32_t> index_of;   // rank -> group rank, -1
-  std::vector<std::int32_t> others;     // ranks of the other members, beginning after this rank
-  std::int32_t me = 0;                  // group rank
-  std::size_t largest_block = 0;        // bytes one message may put into an arena; the same on all ranks
+  std::vector<std::int32_t> members;   // ranks of the segment
+  std::vector<std::int64_t> shown;     // the same in messages: world ranks
+  std::vector<std::int32_t> index_of;  // rank -> group rank, -1
+  std::vector<std::int32_t> others;    // ranks of the other members, beginning after this rank
+  std::int32_t me = 0;                 // group rank
+  std::size_t largest_block = 0;       // bytes one message may put into an arena; the same on all ranks
 
-  std::uint64_t next_sequence = 0;      // of collectives
-  std::uint64_t next_message = 0;       // of sends and receives
-  std::array<Call, kRecentCalls> recent;  // what collective s was, at s % kRecentCalls
-  std::vector<Task*> running;             // collectives
-  std::unordered_map<std::uint64_t, MessageQueue> early;                 // by sequence: collectives not posted here yet
-  std::map<std::pair<std::int32_t, std::int64_t>, Channel> channels;     // by (group rank, tag)
+  std::uint64_t next_sequence = 0;                                    // of collectives
+  std::uint64_t next_message = 0;                                     // of sends and receives
+  std::array<Call, kRecentCalls> recent;                              // what collective s was, at s % kRecentCalls
+  std::vector<Task*> running;                                         // collectives
+  std::unordered_map<std::uint64_t, MessageQueue> early;              // by sequence: collectives not posted here yet
+  std::map<std::pair<std::int32_t, std::int64_t>, Channel> channels;  // by (group rank, tag)
 
   std::int32_t size() const { return static_cast<std::int32_t>(members.size()); }
   std::string describe() const;  // "group 'data' [0,2]"

@@ -90,8 +90,8 @@ void ExchangeTask::arrive(Endpoint& endpoint, Message* message) {
   Incoming& in = incoming_[static_cast<std::size_t>(message->member)];
   const Descriptor& part = message->descriptor;
   if (!in.expected || part.total_bytes != in.bytes) {
-    endpoint.fail(fmt::format("{}: {} sends {} bytes to {}, which expects {}; sizes must agree on both sides", describe(),
-                              endpoint.describe_rank(message->source), part.total_bytes,
+    endpoint.fail(fmt::format("{}: {} sends {} bytes to {}, which expects {}; sizes must agree on both sides",
+                              describe(), endpoint.describe_rank(message->source), part.total_bytes,
                               endpoint.describe_rank(endpoint.rank()), in.expected ? in.bytes : 0));
   }
   if (part.bytes > 0) std::memcpy(in.data + in.received, message->payload, part.bytes);
@@ -115,7 +115,8 @@ std::vector<std::int32_t> ExchangeTask::awaited() const {
     }
     for (const std::int32_t rank : space.others) {
       const std::int32_t member = space.index_of[static_cast<std::size_t>(rank)];
-      const bool keeps = std::any_of(loans_.begin(), loans_.end(), [&](const Loan& loan) { return !loan.returned_by(rank); });
+      const bool keeps =
+          std::any_of(loans_.begin(), loans_.end(), [&](const Loan& loan) { return !loan.returned_by(rank); });
       if (keeps && std::find(members.begin(), members.end(), member) == members.end()) members.push_back(member);
     }
   }
@@ -205,7 +206,9 @@ bool RootReduceTask::advance(Endpoint& endpoint) {
   }
 }
 
-void RootReduceTask::arrive(Endpoint&, Message* message) { parts_[static_cast<std::size_t>(message->member)].push(message); }
+void RootReduceTask::arrive(Endpoint&, Message* message) {
+  parts_[static_cast<std::size_t>(message->member)].push(message);
+}
 
 std::vector<std::int32_t> RootReduceTask::awaited() const {
   std::vector<std::int32_t> members;
@@ -277,7 +280,8 @@ bool ReduceTask::scatter(Endpoint& endpoint) {
     const std::size_t bytes = static_cast<std::size_t>(range.count) * element_bytes_;
     Parcel parcel;
     if (!endpoint.reserve({&to, 1}, bytes, parcel)) return false;
-    if (bytes > 0) std::memcpy(parcel.data, input_data_ + static_cast<std::size_t>(range.begin) * element_bytes_, bytes);
+    if (bytes > 0)
+      std::memcpy(parcel.data, input_data_ + static_cast<std::size_t>(range.begin) * element_bytes_, bytes);
     Descriptor header = descriptor();
     header.phase = kScatter;
     header.part = static_cast<std::uint32_t>(scattered_);
@@ -295,8 +299,8 @@ bool ReduceTask::round_arrived() const {
   return true;
 }
 
-// Reduces my slice of the next round, whose contributions have all come, and hands out the result: straight into what was lent,
-// by message to the others. False: no room for that.
+// Reduces my slice of the next round, whose contributions have all come, and hands out the result: straight into what
+// was lent, by message to the others. False: no room for that.
 bool ReduceTask::reduce(Endpoint& endpoint) {
   const Range range = slice(reduced_, space.me);
   const std::size_t begin = static_cast<std::size_t>(range.begin) * element_bytes_;
@@ -325,8 +329,8 @@ bool ReduceTask::reduce(Endpoint& endpoint) {
     outputs_.push_back(result.data);
   }
   const std::int64_t out = gathers() ? range.begin : reduced_ * round_elems_;
-  host::reduce(call.reduce, call.dtype, sources_, output_data_ + static_cast<std::size_t>(out) * element_bytes_, outputs_,
-               range.count);
+  host::reduce(call.reduce, call.dtype, sources_, output_data_ + static_cast<std::size_t>(out) * element_bytes_,
+               outputs_, range.count);
   endpoint.count_sent(num_written * static_cast<std::size_t>(range.count) * element_bytes_);
   for (MessageQueue& queue : slices_) {
     if (!queue.empty() && (last || queue.front()->descriptor.lent == Lent::no)) endpoint.release(queue.pop());
@@ -429,10 +433,11 @@ bool RecvTask::advance(Endpoint& endpoint) {
     Message* message = channel.arrived.pop();
     const Descriptor& part = message->descriptor;
     if (part.call.dtype != call.dtype || part.call.count != call.count) {
-      endpoint.fail(fmt::format("{}: {} sent {} #{}, but {} receives {}; both sides must name the same dtype and number "
-                                "of elements",
-                                describe(), endpoint.describe_rank(message->source), to_string(part.call), part.sequence,
-                                endpoint.describe_rank(endpoint.rank()), to_string(call)));
+      endpoint.fail(
+          fmt::format("{}: {} sent {} #{}, but {} receives {}; both sides must name the same dtype and number "
+                      "of elements",
+                      describe(), endpoint.describe_rank(message->source), to_string(part.call), part.sequence,
+                      endpoint.describe_rank(endpoint.rank()), to_string(call)));
     }
     if (part.bytes > 0) std::memcpy(data_ + received_, message->payload, part.bytes);
     received_ += part.bytes;

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Private: the operations of the host backend as state machines.
 //
-//   ExchangeTask      moves bytes between fixed places: broadcast, all_gather(_v), gather, scatter, all_to_all, barrier, and
+// ExchangeTask      moves bytes between fixed places: broadcast, all_gather(_v), gather, scatter, all_to_all, barrier,
+// and
 //                     what the others send to the root of a reduce
 //   RootReduceTask    the root of a reduce, in pieces as they come
 //   DirectReduceTask  small all_reduce: everyone sends everything to everyone
 //   ReduceTask        large all_reduce and reduce_scatter, in rounds: each member reduces its slice of the round
 //   SendTask, RecvTask
 //
-// What lies in this rank's buffers is not copied but lent: by the ExchangeTask in parts that the others copy from, by the
-// ReduceTask as a whole, from which the others read their slices and, in an all_reduce, to which they write the results. Every
-// member decides for itself. Then a task is done when all have given back what it lent.
+// What lies in this rank's buffers is not copied but lent: by the ExchangeTask in parts that the others copy from, by
+// the ReduceTask as a whole, from which the others read their slices and, in an all_reduce, to which they write the
+// results. Every member decides for itself. Then a task is done when all have given back what it lent.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -110,16 +111,16 @@ class RootReduceTask final : public Task {
   at::Tensor tensor_;
   char* const data_;
   const std::size_t bytes_;
-  std::size_t reduced_ = 0;           // bytes
-  std::vector<MessageQueue> parts_;   // by member, in order
-  std::vector<std::size_t> taken_;    // by member: bytes of its first part that are reduced
+  std::size_t reduced_ = 0;          // bytes
+  std::vector<MessageQueue> parts_;  // by member, in order
+  std::vector<std::size_t> taken_;   // by member: bytes of its first part that are reduced
   std::vector<const void*> sources_;
 };
 
 class ReduceTask final : public Task {
  public:
-  // all_reduce: `input` and `output` are the same tensor. reduce_scatter: input is size times the output. `place` is that of the
-  // input in this rank's buffers.
+  // all_reduce: `input` and `output` are the same tensor. reduce_scatter: input is size times the output. `place` is
+  // that of the input in this rank's buffers.
   ReduceTask(Space& space, const Call& call, at::Tensor output, at::Tensor input, std::optional<std::uint64_t> place);
 
   bool advance(Endpoint& endpoint) override;
@@ -150,16 +151,16 @@ class ReduceTask final : public Task {
   const std::int64_t round_elems_;  // of count_, in one round
   const std::int64_t rounds_;
   const std::optional<std::uint64_t> place_;
-  std::optional<Loan> loan_;        // of the input
-  std::int64_t scattered_ = 0;      // rounds of which I have sent all slices
-  std::size_t scattered_to_ = 0;    // and of the next one, to so many of the others
-  std::int64_t reduced_ = 0;        // rounds in which my slice is done
+  std::optional<Loan> loan_;      // of the input
+  std::int64_t scattered_ = 0;    // rounds of which I have sent all slices
+  std::size_t scattered_to_ = 0;  // and of the next one, to so many of the others
+  std::int64_t reduced_ = 0;      // rounds in which my slice is done
   std::int64_t gathers_missing_;
-  std::vector<MessageQueue> slices_;              // by member, rounds in order; or its whole input, lent
-  std::vector<std::int64_t> gathered_;            // by member, rounds
-  std::vector<std::int32_t> copiers_;             // others whose output cannot be written from here
+  std::vector<MessageQueue> slices_;    // by member, rounds in order; or its whole input, lent
+  std::vector<std::int64_t> gathered_;  // by member, rounds
+  std::vector<std::int32_t> copiers_;   // others whose output cannot be written from here
   std::vector<const void*> sources_;
-  std::vector<void*> outputs_;                    // besides mine
+  std::vector<void*> outputs_;  // besides mine
 };
 
 class SendTask final : public Task {

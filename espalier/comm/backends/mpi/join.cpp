@@ -49,29 +49,45 @@ class MpiOperation final : public Operation {
 
 MPI_Datatype reduced_type(at::ScalarType dtype) {
   switch (dtype) {
-    case at::kDouble: return MPI_DOUBLE;
-    case at::kFloat: return MPI_FLOAT;
-    case at::kLong: return MPI_INT64_T;
-    case at::kInt: return MPI_INT32_T;
-    case at::kShort: return MPI_INT16_T;
-    case at::kChar: return MPI_INT8_T;
+    case at::kDouble:
+      return MPI_DOUBLE;
+    case at::kFloat:
+      return MPI_FLOAT;
+    case at::kLong:
+      return MPI_INT64_T;
+    case at::kInt:
+      return MPI_INT32_T;
+    case at::kShort:
+      return MPI_INT16_T;
+    case at::kChar:
+      return MPI_INT8_T;
     case at::kByte:
-    case at::kBool: return MPI_UINT8_T;
-    default: return MPI_DATATYPE_NULL;  // travels in another dtype
+    case at::kBool:
+      return MPI_UINT8_T;
+    default:
+      return MPI_DATATYPE_NULL;  // travels in another dtype
   }
 }
 
 MPI_Op operation_of(ReduceOp op, at::ScalarType dtype) {
   const bool truth = dtype == at::kBool;  // a byte of 0 or 1
   switch (op) {
-    case ReduceOp::sum: return truth ? MPI_BOR : MPI_SUM;
-    case ReduceOp::product: return truth ? MPI_BAND : MPI_PROD;
-    case ReduceOp::min: return MPI_MIN;
-    case ReduceOp::max: return MPI_MAX;
-    case ReduceOp::bit_and: return MPI_BAND;
-    case ReduceOp::bit_or: return MPI_BOR;
-    case ReduceOp::bit_xor: return MPI_BXOR;
-    case ReduceOp::mean: return MPI_OP_NULL;  // is emulated
+    case ReduceOp::sum:
+      return truth ? MPI_BOR : MPI_SUM;
+    case ReduceOp::product:
+      return truth ? MPI_BAND : MPI_PROD;
+    case ReduceOp::min:
+      return MPI_MIN;
+    case ReduceOp::max:
+      return MPI_MAX;
+    case ReduceOp::bit_and:
+      return MPI_BAND;
+    case ReduceOp::bit_or:
+      return MPI_BOR;
+    case ReduceOp::bit_xor:
+      return MPI_BXOR;
+    case ReduceOp::mean:
+      return MPI_OP_NULL;  // is emulated
   }
   return MPI_OP_NULL;
 }
@@ -119,9 +135,8 @@ class MpiCommunicator final : public Communicator {
   }
 
   std::shared_ptr<Operation> broadcast(at::Tensor tensor, std::int64_t root) override {
-    return post(
-        moving("broadcast", tensor, fmt::format(", root {})", root)), tensor, {tensor},
-        [&](Pending& pending) { broadcast_bytes(tensor, 0, bytes_of(tensor), root, pending); }, {});
+    return post(moving("broadcast", tensor, fmt::format(", root {})", root)), tensor, {tensor},
+                [&](Pending& pending) { broadcast_bytes(tensor, 0, bytes_of(tensor), root, pending); }, {});
   }
 
   std::shared_ptr<Operation> reduce(at::Tensor output, at::Tensor input, ReduceOp op, std::int64_t root) override {
@@ -132,97 +147,93 @@ class MpiCommunicator final : public Communicator {
           in_pieces(travels.numel(), [&](std::int64_t begin, int count) {
             char* const piece = at_byte(travels, begin * travels.element_size());
             checked(MPI_Ireduce(root == me_ ? MPI_IN_PLACE : piece, root == me_ ? piece : nullptr, count,
-                                reduced_type(travels.scalar_type()), operation_of(op, input.scalar_type()), static_cast<int>(root),
-                                comm_, &next(pending)),
+                                reduced_type(travels.scalar_type()), operation_of(op, input.scalar_type()),
+                                static_cast<int>(root), comm_, &next(pending)),
                     "MPI_Ireduce");
           });
         },
-        !output.defined() || travels.is_same(output) ? std::function<void()>() : [output, travels] { output.copy_(travels); });
+        !output.defined() || travels.is_same(output) ? std::function<void()>()
+                                                     : [output, travels] { output.copy_(travels); });
   }
 
   std::shared_ptr<Operation> gather(at::Tensor output, at::Tensor input, std::int64_t root) override {
-    return post(
-        moving("gather", input, fmt::format(", root {})", root)), input, {output, input},
-        [&](Pending& pending) {
-          const std::int64_t bytes = bytes_of(input);
-          if (bytes * size_ <= std::numeric_limits<int>::max()) {
-            const int count = static_cast<int>(bytes);
-            const bool in_place = root == me_ && at_byte(input, 0) == at_byte(output, me_ * bytes);
-            checked(MPI_Igather(in_place ? MPI_IN_PLACE : at_byte(input, 0), count, MPI_BYTE,
-                                root == me_ ? at_byte(output, 0) : nullptr, count, MPI_BYTE, static_cast<int>(root), comm_,
-                                &next(pending)),
-                    "MPI_Igather");
-          } else if (root != me_) {
-            send_bytes(input, 0, bytes, root, pending);
-          } else {
-            for (std::int64_t member = 0; member < size_; ++member) {
-              if (member != me_) receive_bytes(output, member * bytes, bytes, member, pending);
-            }
-            std::memmove(at_byte(output, me_ * bytes), at_byte(input, 0), static_cast<std::size_t>(bytes));
-          }
-        },
-        {});
+    return post(moving("gather", input, fmt::format(", root {})", root)), input, {output, input},
+                [&](Pending& pending) {
+                  const std::int64_t bytes = bytes_of(input);
+                  if (bytes * size_ <= std::numeric_limits<int>::max()) {
+                    const int count = static_cast<int>(bytes);
+                    const bool in_place = root == me_ && at_byte(input, 0) == at_byte(output, me_ * bytes);
+                    checked(MPI_Igather(in_place ? MPI_IN_PLACE : at_byte(input, 0), count, MPI_BYTE,
+                                        root == me_ ? at_byte(output, 0) : nullptr, count, MPI_BYTE,
+                                        static_cast<int>(root), comm_, &next(pending)),
+                            "MPI_Igather");
+                  } else if (root != me_) {
+                    send_bytes(input, 0, bytes, root, pending);
+                  } else {
+                    for (std::int64_t member = 0; member < size_; ++member) {
+                      if (member != me_) receive_bytes(output, member * bytes, bytes, member, pending);
+                    }
+                    std::memmove(at_byte(output, me_ * bytes), at_byte(input, 0), static_cast<std::size_t>(bytes));
+                  }
+                },
+                {});
   }
 
   std::shared_ptr<Operation> scatter(at::Tensor output, at::Tensor input, std::int64_t root) override {
-    return post(
-        moving("scatter", output, fmt::format(", root {})", root)), input, {output, input},
-        [&](Pending& pending) {
-          const std::int64_t bytes = bytes_of(output);
-          if (bytes * size_ <= std::numeric_limits<int>::max()) {
-            const int count = static_cast<int>(bytes);
-            const bool in_place = root == me_ && at_byte(output, 0) == at_byte(input, me_ * bytes);
-            checked(MPI_Iscatter(root == me_ ? at_byte(input, 0) : nullptr, count, MPI_BYTE,
-                                 in_place ? MPI_IN_PLACE : at_byte(output, 0), count, MPI_BYTE, static_cast<int>(root), comm_,
-                                 &next(pending)),
-                    "MPI_Iscatter");
-          } else if (root != me_) {
-            receive_bytes(output, 0, bytes, root, pending);
-          } else {
-            for (std::int64_t member = 0; member < size_; ++member) {
-              if (member != me_) send_bytes(input, member * bytes, bytes, member, pending);
-            }
-            std::memmove(at_byte(output, 0), at_byte(input, me_ * bytes), static_cast<std::size_t>(bytes));
-          }
-        },
-        {});
+    return post(moving("scatter", output, fmt::format(", root {})", root)), input, {output, input},
+                [&](Pending& pending) {
+                  const std::int64_t bytes = bytes_of(output);
+                  if (bytes * size_ <= std::numeric_limits<int>::max()) {
+                    const int count = static_cast<int>(bytes);
+                    const bool in_place = root == me_ && at_byte(output, 0) == at_byte(input, me_ * bytes);
+                    checked(MPI_Iscatter(root == me_ ? at_byte(input, 0) : nullptr, count, MPI_BYTE,
+                                         in_place ? MPI_IN_PLACE : at_byte(output, 0), count, MPI_BYTE,
+                                         static_cast<int>(root), comm_, &next(pending)),
+                            "MPI_Iscatter");
+                  } else if (root != me_) {
+                    receive_bytes(output, 0, bytes, root, pending);
+                  } else {
+                    for (std::int64_t member = 0; member < size_; ++member) {
+                      if (member != me_) send_bytes(input, member * bytes, bytes, member, pending);
+                    }
+                    std::memmove(at_byte(output, 0), at_byte(input, me_ * bytes), static_cast<std::size_t>(bytes));
+                  }
+                },
+                {});
   }
 
   std::shared_ptr<Operation> all_gather(at::Tensor output, at::Tensor input) override {
-    return post(
-        moving("all_gather", input), input, {output, input},
-        [&](Pending& pending) {
-          const std::int64_t bytes = bytes_of(input);
-          if (bytes * size_ <= std::numeric_limits<int>::max()) {
-            const int count = static_cast<int>(bytes);
-            char* const mine = at_byte(output, me_ * bytes);
-            checked(MPI_Iallgather(at_byte(input, 0) == mine ? MPI_IN_PLACE : at_byte(input, 0), count, MPI_BYTE,
-                                   at_byte(output, 0), count, MPI_BYTE, comm_,
-                                   &next(pending)),
-                    "MPI_Iallgather");
-            return;
-          }
-          std::memmove(at_byte(output, me_ * bytes), at_byte(input, 0), static_cast<std::size_t>(bytes));
-          for (std::int64_t member = 0; member < size_; ++member) {
-            broadcast_bytes(output, member * bytes, bytes, member, pending);
-          }
-        },
-        {});
+    return post(moving("all_gather", input), input, {output, input},
+                [&](Pending& pending) {
+                  const std::int64_t bytes = bytes_of(input);
+                  if (bytes * size_ <= std::numeric_limits<int>::max()) {
+                    const int count = static_cast<int>(bytes);
+                    char* const mine = at_byte(output, me_ * bytes);
+                    checked(MPI_Iallgather(at_byte(input, 0) == mine ? MPI_IN_PLACE : at_byte(input, 0), count,
+                                           MPI_BYTE, at_byte(output, 0), count, MPI_BYTE, comm_, &next(pending)),
+                            "MPI_Iallgather");
+                    return;
+                  }
+                  std::memmove(at_byte(output, me_ * bytes), at_byte(input, 0), static_cast<std::size_t>(bytes));
+                  for (std::int64_t member = 0; member < size_; ++member) {
+                    broadcast_bytes(output, member * bytes, bytes, member, pending);
+                  }
+                },
+                {});
   }
 
   // Everybody broadcasts its part.
   std::shared_ptr<Operation> all_gather_v(std::vector<at::Tensor> outputs, at::Tensor input) override {
     const at::Tensor& mine = outputs[static_cast<std::size_t>(me_)];
     if (input.numel() > 0) std::memmove(at_byte(mine, 0), at_byte(input, 0), input.nbytes());
-    return post(
-        moving("all_gather_v", input), input, outputs,
-        [&](Pending& pending) {
-          for (std::int64_t member = 0; member < size_; ++member) {
-            const at::Tensor& output = outputs[static_cast<std::size_t>(member)];
-            broadcast_bytes(output, 0, bytes_of(output), member, pending);
-          }
-        },
-        {});
+    return post(moving("all_gather_v", input), input, outputs,
+                [&](Pending& pending) {
+                  for (std::int64_t member = 0; member < size_; ++member) {
+                    const at::Tensor& output = outputs[static_cast<std::size_t>(member)];
+                    broadcast_bytes(output, 0, bytes_of(output), member, pending);
+                  }
+                },
+                {});
   }
 
   std::shared_ptr<Operation> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
@@ -238,15 +249,15 @@ class MpiCommunicator final : public Communicator {
           const auto element = static_cast<std::int64_t>(from.element_size());
           if (to.numel() == 0) return;
           if (from.numel() <= kLargestCount) {
-            checked(MPI_Ireduce_scatter_block(at_byte(from, 0), at_byte(to, 0), static_cast<int>(to.numel()), type, operation,
-                                              comm_, &next(pending)),
+            checked(MPI_Ireduce_scatter_block(at_byte(from, 0), at_byte(to, 0), static_cast<int>(to.numel()), type,
+                                              operation, comm_, &next(pending)),
                     "MPI_Ireduce_scatter_block");
             return;
           }
           for (std::int64_t member = 0; member < size_; ++member) {
             in_pieces(to.numel(), [&](std::int64_t begin, int count) {
-              checked(MPI_Ireduce(at_byte(from, (member * to.numel() + begin) * element), at_byte(to, begin * element), count,
-                                  type, operation, static_cast<int>(member), comm_, &next(pending)),
+              checked(MPI_Ireduce(at_byte(from, (member * to.numel() + begin) * element), at_byte(to, begin * element),
+                                  count, type, operation, static_cast<int>(member), comm_, &next(pending)),
                       "MPI_Ireduce");
             });
           }
@@ -257,25 +268,24 @@ class MpiCommunicator final : public Communicator {
   // Messages between all pairs.
   std::shared_ptr<Operation> all_to_all(at::Tensor output, at::Tensor input, std::vector<std::int64_t> output_elems,
                                         std::vector<std::int64_t> input_elems) override {
-    return post(
-        moving("all_to_all", input), input, {output, input},
-        [&](Pending& pending) {
-          const auto element = static_cast<std::int64_t>(input.element_size());
-          std::int64_t from = 0, to = 0;
-          for (std::int64_t member = 0; member < size_; ++member) {
-            const std::int64_t out = input_elems[static_cast<std::size_t>(member)] * element;
-            const std::int64_t in = output_elems[static_cast<std::size_t>(member)] * element;
-            if (member == me_) {
-              if (in > 0) std::memmove(at_byte(output, to), at_byte(input, from), static_cast<std::size_t>(in));
-            } else {
-              receive_bytes(output, to, in, member, pending);
-              send_bytes(input, from, out, member, pending);
-            }
-            from += out;
-            to += in;
-          }
-        },
-        {});
+    return post(moving("all_to_all", input), input, {output, input},
+                [&](Pending& pending) {
+                  const auto element = static_cast<std::int64_t>(input.element_size());
+                  std::int64_t from = 0, to = 0;
+                  for (std::int64_t member = 0; member < size_; ++member) {
+                    const std::int64_t out = input_elems[static_cast<std::size_t>(member)] * element;
+                    const std::int64_t in = output_elems[static_cast<std::size_t>(member)] * element;
+                    if (member == me_) {
+                      if (in > 0) std::memmove(at_byte(output, to), at_byte(input, from), static_cast<std::size_t>(in));
+                    } else {
+                      receive_bytes(output, to, in, member, pending);
+                      send_bytes(input, from, out, member, pending);
+                    }
+                    from += out;
+                    to += in;
+                  }
+                },
+                {});
   }
 
   std::shared_ptr<Operation> send(at::Tensor tensor, std::int64_t to, std::int64_t tag) override {
@@ -299,16 +309,17 @@ class MpiCommunicator final : public Communicator {
     return std::make_shared<MpiOperation>(session_, session_->post({tensor}, name, [&](Pending& pending) {
       message(bytes_of(tensor), [&](std::int64_t begin, int count) {
         pending.received_bytes.push_back(count);
-        checked(MPI_Irecv(at_byte(tensor, begin), count, MPI_BYTE, static_cast<int>(from), mpi_tag, comm_, &next(pending)),
-                "MPI_Irecv");
+        checked(
+            MPI_Irecv(at_byte(tensor, begin), count, MPI_BYTE, static_cast<int>(from), mpi_tag, comm_, &next(pending)),
+            "MPI_Irecv");
       });
     }));
   }
 
   std::shared_ptr<Operation> barrier() override {
-    return post(
-        [suffix = suffix_](std::int64_t sequence) { return fmt::format("barrier() #{}{}", sequence, suffix); }, at::Tensor(), {},
-        [&](Pending& pending) { checked(MPI_Ibarrier(comm_, &next(pending)), "MPI_Ibarrier"); }, {});
+    return post([suffix = suffix_](std::int64_t sequence) { return fmt::format("barrier() #{}{}", sequence, suffix); },
+                at::Tensor(), {},
+                [&](Pending& pending) { checked(MPI_Ibarrier(comm_, &next(pending)), "MPI_Ibarrier"); }, {});
   }
 
  private:
@@ -318,12 +329,12 @@ class MpiCommunicator final : public Communicator {
   static MPI_Request& next(Pending& pending) { return pending.requests.emplace_back(MPI_REQUEST_NULL); }
 
   Described moving(std::string_view what, const at::Tensor& tensor, std::string rest = ")") const {
-    return [what, dtype = dtype_name(tensor.scalar_type()), count = tensor.numel(), rest, suffix = suffix_](auto sequence) {
-      return fmt::format("{}({} x {}{} #{}{}", what, dtype, count, rest, sequence, suffix);
-    };
+    return [what, dtype = dtype_name(tensor.scalar_type()), count = tensor.numel(), rest, suffix = suffix_](
+               auto sequence) { return fmt::format("{}({} x {}{} #{}{}", what, dtype, count, rest, sequence, suffix); };
   }
   Described reduction(std::string_view what, ReduceOp op, const at::Tensor& tensor, std::string rest = ")") const {
-    return [what, op, dtype = dtype_name(tensor.scalar_type()), count = tensor.numel(), rest, suffix = suffix_](auto sequence) {
+    return [what, op, dtype = dtype_name(tensor.scalar_type()), count = tensor.numel(), rest,
+            suffix = suffix_](auto sequence) {
       return fmt::format("{}({}, {} x {}{} #{}{}", what, detail::to_string(op), dtype, count, rest, sequence, suffix);
     };
   }
@@ -346,20 +357,25 @@ class MpiCommunicator final : public Communicator {
   void broadcast_bytes(const at::Tensor& tensor, std::int64_t offset, std::int64_t bytes, std::int64_t root,
                        Pending& pending) {
     in_pieces(bytes, [&](std::int64_t begin, int count) {
-      checked(MPI_Ibcast(at_byte(tensor, offset + begin), count, MPI_BYTE, static_cast<int>(root), comm_, &next(pending)),
-              "MPI_Ibcast");
+      checked(
+          MPI_Ibcast(at_byte(tensor, offset + begin), count, MPI_BYTE, static_cast<int>(root), comm_, &next(pending)),
+          "MPI_Ibcast");
     });
   }
 
-  void send_bytes(const at::Tensor& tensor, std::int64_t offset, std::int64_t bytes, std::int64_t to, Pending& pending) {
+  void send_bytes(const at::Tensor& tensor, std::int64_t offset, std::int64_t bytes, std::int64_t to,
+                  Pending& pending) {
     in_pieces(bytes, [&](std::int64_t begin, int count) {
-      checked(MPI_Isend(at_byte(tensor, offset + begin), count, MPI_BYTE, static_cast<int>(to), kOwnTag, comm_, &next(pending)),
+      checked(MPI_Isend(at_byte(tensor, offset + begin), count, MPI_BYTE, static_cast<int>(to), kOwnTag, comm_,
+                        &next(pending)),
               "MPI_Isend");
     });
   }
-  void receive_bytes(const at::Tensor& tensor, std::int64_t offset, std::int64_t bytes, std::int64_t from, Pending& pending) {
+  void receive_bytes(const at::Tensor& tensor, std::int64_t offset, std::int64_t bytes, std::int64_t from,
+                     Pending& pending) {
     in_pieces(bytes, [&](std::int64_t begin, int count) {
-      checked(MPI_Irecv(at_byte(tensor, offset + begin), count, MPI_BYTE, static_cast<int>(from), kOwnTag, comm_, &next(pending)),
+      checked(MPI_Irecv(at_byte(tensor, offset + begin), count, MPI_BYTE, static_cast<int>(from), kOwnTag, comm_,
+                        &next(pending)),
               "MPI_Irecv");
     });
   }
@@ -420,7 +436,8 @@ MpiWorld join_mpi(const MpiOptions& options) {
   int rank = 0, size = 1, local_rank = 0, local_size = 1;
   mpi::checked(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
   mpi::checked(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
-  mpi::checked(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &host), "finding this host's ranks");
+  mpi::checked(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &host),
+               "finding this host's ranks");
   mpi::checked(MPI_Comm_rank(host, &local_rank), "MPI_Comm_rank");
   mpi::checked(MPI_Comm_size(host, &local_size), "MPI_Comm_size");
   // Every host is known by its lowest rank.
@@ -438,8 +455,12 @@ MpiWorld join_mpi(const MpiOptions& options) {
   if (numbers.size() == 1) host_of_rank.clear();
   std::shared_ptr<Transport> transport;
   if (size > 1) transport = std::make_shared<mpi::MpiTransport>(std::make_shared<mpi::Session>(options));
-  return {.rank = rank, .size = size, .local_rank = local_rank, .local_size = local_size,
-          .host_of_rank = std::move(host_of_rank), .transport = std::move(transport)};
+  return {.rank = rank,
+          .size = size,
+          .local_rank = local_rank,
+          .local_size = local_size,
+          .host_of_rank = std::move(host_of_rank),
+          .transport = std::move(transport)};
 }
 
 }  // namespace espalier::detail

@@ -43,11 +43,12 @@ void start_mpi() {
     ::on_exit(finalise_at_exit, nullptr);
   }
   ESPALIER_CHECK_CONFIG(level == MPI_THREAD_MULTIPLE,
-                        "backend mpi: MPI runs with thread level {}, but worlds need MPI_THREAD_MULTIPLE ({}); {}", level,
-                        static_cast<int>(MPI_THREAD_MULTIPLE),
-                        was_initialised != 0 ? "initialise it with MPI_Init_thread(..., MPI_THREAD_MULTIPLE, ...), or leave it "
-                                               "to the world"
-                                             : "use an MPI that is built with it");
+                        "backend mpi: MPI runs with thread level {}, but worlds need MPI_THREAD_MULTIPLE ({}); {}",
+                        level, static_cast<int>(MPI_THREAD_MULTIPLE),
+                        was_initialised != 0
+                            ? "initialise it with MPI_Init_thread(..., MPI_THREAD_MULTIPLE, ...), or leave it "
+                              "to the world"
+                            : "use an MPI that is built with it");
 }
 
 }  // namespace espalier::detail::mpi

@@ -4,9 +4,10 @@
 
 namespace espalier::detail::mpi {
 
-// Initialises MPI unless the program has. What is initialised here is finalised when the process ends with success; when it
-// ends with another code it is not, since MPI would wait there for all other ranks: the launcher then ends them. Blocks until
-// all ranks have come, without a deadline. ConfigError where MPI cannot be called from several threads.
+// Initialises MPI unless the program has. What is initialised here is finalised when the process ends with success;
+// when it ends with another code it is not, since MPI would wait there for all other ranks: the launcher then ends
+// them. Blocks until all ranks have come, without a deadline. ConfigError where MPI cannot be called from several
+// threads.
 void start_mpi();
 
 // From now on the end of this process does not finalise MPI, which would wait for requests that nobody will answer.

@@ -52,8 +52,8 @@ std::string trouble_of(const Pending& pending, int code) {
     int bytes = 0;
     MPI_Get_count(&status, MPI_BYTE, &bytes);
     if (bytes != pending.received_bytes[i])
-      return fmt::format("{} bytes came instead of {}; the tensor must have the sender's dtype and number of elements", bytes,
-                         pending.received_bytes[i]);
+      return fmt::format("{} bytes came instead of {}; the tensor must have the sender's dtype and number of elements",
+                         bytes, pending.received_bytes[i]);
   }
   return "";
 }
@@ -80,8 +80,8 @@ void wait_for_all_ranks(std::chrono::milliseconds timeout) {
     if (ended != 0) return;
     if (Clock::now() >= deadline) {
       leave_mpi_unfinalised();
-      throw CommError(fmt::format("world: not all ranks that MPI started came within {} ms; all of them must make the world",
-                                  timeout.count()));
+      throw CommError(fmt::format(
+          "world: not all ranks that MPI started came within {} ms; all of them must make the world", timeout.count()));
     }
     rest(looks);
   }
@@ -104,7 +104,8 @@ Session::~Session() { close(); }
 
 void Session::check() const {
   if (!poison_.empty()) throw CommError(poison_);
-  if (closed_) throw CommError(fmt::format("rank {} has closed this world; nothing can be called on it any more", rank_));
+  if (closed_)
+    throw CommError(fmt::format("rank {} has closed this world; nothing can be called on it any more", rank_));
 }
 
 void Session::fail(std::string reason) {
@@ -142,7 +143,8 @@ std::shared_ptr<Pending> Session::post(std::vector<at::Tensor> tensors, std::fun
 bool Session::ended(Pending& pending) {
   if (!pending.requests.empty()) {
     int all = 0;
-    const int code = MPI_Testall(static_cast<int>(pending.requests.size()), pending.requests.data(), &all, pending.statuses.data());
+    const int code =
+        MPI_Testall(static_cast<int>(pending.requests.size()), pending.requests.data(), &all, pending.statuses.data());
     if (code == MPI_SUCCESS && all == 0) return false;
     if (const std::string trouble = trouble_of(pending, code); !trouble.empty()) {
       if (poison_.empty()) poison_ = fmt::format("{} failed on rank {}: {}", pending.name(), rank_, trouble);
@@ -202,7 +204,9 @@ void Session::close() {
   std::unique_lock lock(mutex_);
   if (std::exchange(closed_, true) || is_finalised()) return;
   advance_kept();
-  const auto has_sends = [&] { return std::ranges::any_of(kept_, [](const auto& pending) { return pending->is_send; }); };
+  const auto has_sends = [&] {
+    return std::ranges::any_of(kept_, [](const auto& pending) { return pending->is_send; });
+  };
   if (std::uncaught_exceptions() == 0) {
     const auto deadline = Clock::now() + options_.timeout;
     for (std::int64_t looks = 0; poison_.empty() && has_sends() && Clock::now() < deadline; ++looks) {
@@ -215,10 +219,11 @@ void Session::close() {
   for (const auto& pending : kept_) {
     if (!pending->is_send) continue;
     Log(options_.log, fmt::format("[rank {}] ", rank_))
-        .warning(fmt::format("mpi backend: the world was closed before {} was handed over, and it is lost: {}", pending->name(),
-                             !poison_.empty()                  ? poison_
-                             : std::uncaught_exceptions() == 0 ? fmt::format("not taken within {} ms", options_.timeout.count())
-                                                               : "an error ends this rank"));
+        .warning(fmt::format(
+            "mpi backend: the world was closed before {} was handed over, and it is lost: {}", pending->name(),
+            !poison_.empty()                  ? poison_
+            : std::uncaught_exceptions() == 0 ? fmt::format("not taken within {} ms", options_.timeout.count())
+                                              : "an error ends this rank"));
   }
   if (!kept_.empty() || !poison_.empty()) {
     park_for_ever(std::move(kept_));
@@ -233,14 +238,16 @@ void Session::close() {
 
 // An empty message to or from a world rank.
 std::shared_ptr<Pending> Session::exchange_word(bool sends, std::int64_t peer, int tag) {
-  return post({}, [] { return std::string("meeting the members of a group"); }, [&](Pending& pending) {
-    const int other = static_cast<int>(peer);
-    MPI_Request& request = pending.requests.emplace_back(MPI_REQUEST_NULL);
-    pending.is_send = sends;
-    checked(sends ? MPI_Isend(nullptr, 0, MPI_BYTE, other, tag, meeting_, &request)
-                  : MPI_Irecv(nullptr, 0, MPI_BYTE, other, tag, meeting_, &request),
-            sends ? "MPI_Isend" : "MPI_Irecv");
-  });
+  return post(
+      {}, [] { return std::string("meeting the members of a group"); },
+      [&](Pending& pending) {
+        const int other = static_cast<int>(peer);
+        MPI_Request& request = pending.requests.emplace_back(MPI_REQUEST_NULL);
+        pending.is_send = sends;
+        checked(sends ? MPI_Isend(nullptr, 0, MPI_BYTE, other, tag, meeting_, &request)
+                      : MPI_Irecv(nullptr, 0, MPI_BYTE, other, tag, meeting_, &request),
+                sends ? "MPI_Isend" : "MPI_Irecv");
+      });
 }
 
 // Returns once all members are there: each says so to the first of them, which then answers all.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private: what all groups of one rank over MPI share. MPI can neither cancel a collective nor say that a peer has gone: what
-// is pending at a deadline stays pending, so its requests and its memory are parked for ever.
+// Private: what all groups of one rank over MPI share. MPI can neither cancel a collective nor say that a peer has
+// gone: what is pending at a deadline stays pending, so its requests and its memory are parked for ever.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -45,8 +45,8 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // A communicator of these world ranks. Blocks until all of them have come, at most for the time-out; CommError names who
-  // did not.
+  // A communicator of these world ranks. Blocks until all of them have come, at most for the time-out; CommError names
+  // who did not.
   MPI_Comm connect(const RankSet& members, std::string_view name, std::uint64_t context);
 
   // Starts requests; `start` fills in what they are, and is called with the lock held.

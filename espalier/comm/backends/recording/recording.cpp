@@ -56,7 +56,11 @@ class RecordingCommunicator final : public Communicator {
  public:
   RecordingCommunicator(std::shared_ptr<Communicator> inner, std::shared_ptr<Recorder> recorder, std::string name,
                         std::int64_t size)
-      : inner_(std::move(inner)), recorder_(std::move(recorder)), name_(std::move(name)), size_(size), capabilities_(inner_->capabilities()) {
+      : inner_(std::move(inner)),
+        recorder_(std::move(recorder)),
+        name_(std::move(name)),
+        size_(size),
+        capabilities_(inner_->capabilities()) {
     capabilities_.point_to_point = capabilities_.point_to_point && recorder_->point_to_point;
   }
 
@@ -133,8 +137,8 @@ class RecordingTransport final : public Transport {
       : inner_(std::move(inner)), recorder_(std::move(recorder)) {}
 
   std::shared_ptr<Communicator> connect(const RankSet& members, std::string_view name, std::uint64_t context) override {
-    return std::make_shared<RecordingCommunicator>(inner_->connect(members, name, context), recorder_, std::string(name),
-                                                   members.size());
+    return std::make_shared<RecordingCommunicator>(inner_->connect(members, name, context), recorder_,
+                                                   std::string(name), members.size());
   }
   at::Tensor buffer(at::IntArrayRef sizes, at::ScalarType dtype) override { return inner_->buffer(sizes, dtype); }
   void abort(std::string_view reason) override { inner_->abort(reason); }
@@ -156,7 +160,8 @@ std::vector<RecordedCall> Recorder::calls() const {
 
 std::int64_t Recorder::count(std::string_view operation) const {
   const std::lock_guard lock(mutex_);
-  return std::count_if(calls_.begin(), calls_.end(), [&](const RecordedCall& call) { return call.operation == operation; });
+  return std::count_if(calls_.begin(), calls_.end(),
+                       [&](const RecordedCall& call) { return call.operation == operation; });
 }
 
 std::int64_t Recorder::bytes() const {
@@ -178,13 +183,14 @@ Fault Recorder::note(RecordedCall call) {
   return plan_ ? plan_(calls_.back()) : Fault{};
 }
 
-std::shared_ptr<Transport> make_recording_transport(std::shared_ptr<Transport> inner, std::shared_ptr<Recorder> recorder) {
+std::shared_ptr<Transport> make_recording_transport(std::shared_ptr<Transport> inner,
+                                                    std::shared_ptr<Recorder> recorder) {
   if (inner == nullptr) return nullptr;  // a world of one
   return std::make_shared<RecordingTransport>(std::move(inner), std::move(recorder));
 }
 
-void run_ranks_recorded(const std::vector<std::shared_ptr<Recorder>>& recorders, const std::function<void(World&)>& body,
-                        const WorldOptions& options) {
+void run_ranks_recorded(const std::vector<std::shared_ptr<Recorder>>& recorders,
+                        const std::function<void(World&)>& body, const WorldOptions& options) {
   const auto size = static_cast<std::int64_t>(recorders.size());
   std::vector<std::shared_ptr<Transport>> transports(1);
   if (size > 1) transports = make_host_transports_for_threads(size, host_options_of(options));

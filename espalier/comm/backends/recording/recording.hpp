@@ -16,14 +16,14 @@
 namespace espalier::detail {
 
 struct RecordedCall {
-  std::string operation;      // "all_reduce", "send", ...
-  std::string group;          // name under which its ranks were first connected
+  std::string operation;  // "all_reduce", "send", ...
+  std::string group;      // name under which its ranks were first connected
   std::int64_t group_size = 0;
   at::ScalarType dtype = at::kByte;
-  std::int64_t elems = 0;     // of this rank's tensor: what is reduced, sent, received or contributed
+  std::int64_t elems = 0;  // of this rank's tensor: what is reduced, sent, received or contributed
   std::int64_t bytes = 0;
-  std::int64_t peer = -1;     // root, receiver or sender; -1: none
-  std::int64_t index = 0;     // how many calls this rank had made before
+  std::int64_t peer = -1;  // root, receiver or sender; -1: none
+  std::int64_t index = 0;  // how many calls this rank had made before
 };
 
 // What is done to an operation. All members of a group must choose alike.
@@ -58,10 +58,11 @@ class Recorder {
   FaultPlan plan_;
 };
 
-std::shared_ptr<Transport> make_recording_transport(std::shared_ptr<Transport> inner, std::shared_ptr<Recorder> recorder);
+std::shared_ptr<Transport> make_recording_transport(std::shared_ptr<Transport> inner,
+                                                    std::shared_ptr<Recorder> recorder);
 
 // run_ranks over the host backend with a recorder for each rank.
-void run_ranks_recorded(const std::vector<std::shared_ptr<Recorder>>& recorders, const std::function<void(World&)>& body,
-                        const WorldOptions& options = {});
+void run_ranks_recorded(const std::vector<std::shared_ptr<Recorder>>& recorders,
+                        const std::function<void(World&)>& body, const WorldOptions& options = {});
 
 }  // namespace espalier::detail

@@ -46,6 +46,11 @@ struct View {
   std::string part(std::string_view axis) const {
     return fmt::format("part {} of {}", layout.coordinate(axis, rank) + 1, layout.size(axis));
   }
+
+  // "expert_tensor part 1 of 2 (as tensor)"
+  std::string place(std::string_view axis) const {
+    return fmt::format("{} {}{}", axis, part(axis), origin_note(layout, axis));
+  }
 };
 
 std::string stage_name(const View& view) {
@@ -59,13 +64,18 @@ std::string stage_name(const View& view) {
 std::string about_pipe(const View& view) {
   const RankSet stages = view.group("pipe");
   const std::int64_t stage = view.layout.coordinate("pipe", view.rank);
-  std::string text = "runs " + stage_name(view);
-  if (stage > 0)
-    text += fmt::format("; receives activations from rank {} and sends their gradients back", stages.member(stage - 1));
-  if (stage + 1 < stages.size())
-    text += fmt::format("; sends activations to rank {} and receives their gradients", stages.member(stage + 1));
+  const bool first = stage == 0;
+  const bool last = stage + 1 == stages.size();
+  std::string text = fmt::format("runs {}; ", stage_name(view));
+  if (first)
+    text += "loads the inputs; ";
   else
-    text += "; computes the loss";
+    text += fmt::format("receives activations from rank {} and sends their gradients back; ", stages.member(stage - 1));
+  if (last)
+    text += "loads the targets and computes the loss";
+  else
+    text += fmt::format("sends activations to rank {} and receives their gradients", stages.member(stage + 1));
+  if (!first && !last) text += "; loads no data";
   return text;
 }
 
@@ -155,11 +165,11 @@ void print_place(const View& view) {
   std::vector<std::string> places;
   if (view.layout.size("pipe") > 1) places.push_back(stage_name(view));
   for (const std::string_view axis : {"data", "context", "tensor"}) {
-    if (view.layout.size(axis) > 1) places.push_back(fmt::format("{} {}", axis, view.part(axis)));
+    if (view.layout.size(axis) > 1) places.push_back(view.place(axis));
   }
   if (has_experts(view)) {
     for (const std::string_view axis : {"expert", "expert_data", "expert_tensor"}) {
-      if (view.layout.size(axis) > 1) places.push_back(fmt::format("{} {}", axis, view.part(axis)));
+      if (view.layout.size(axis) > 1) places.push_back(view.place(axis));
     }
   }
   fmt::print("rank {}, one of {}{}{}\n", view.rank, view.layout.world_size(), places.empty() ? "" : ": ",

@@ -72,6 +72,12 @@ ordered_json axes_json(const Layout& layout) {
   return axes;
 }
 
+ordered_json origins_json(const Layout& layout) {
+  ordered_json origins;
+  for (std::string_view axis : kAxes) origins[std::string(axis)] = layout.origin(axis);
+  return origins;
+}
+
 ordered_json coordinates_json(const Layout& layout, std::int64_t rank) {
   ordered_json coordinates;
   for (std::string_view axis : kAxes) coordinates[std::string(axis)] = layout.coordinate(axis, rank);
@@ -88,6 +94,7 @@ ordered_json to_json(const Layout& layout, std::int64_t rank) {
   }
   return {{"world", layout.world_size()},
           {"axes", axes_json(layout)},
+          {"origins", origins_json(layout)},
           {"rank", rank},
           {"coordinates", coordinates_json(layout, rank)},
           {"groups", groups}};
@@ -106,7 +113,11 @@ ordered_json to_json(const Layout& layout) {
     for (std::string_view name : layout.families()) groups[std::string(name)] = *layout.family(name).index_of(rank);
     ranks.push_back({{"rank", rank}, {"coordinates", coordinates_json(layout, rank)}, {"groups", groups}});
   }
-  return {{"world", layout.world_size()}, {"axes", axes_json(layout)}, {"families", families}, {"ranks", ranks}};
+  return {{"world", layout.world_size()},
+          {"axes", axes_json(layout)},
+          {"origins", origins_json(layout)},
+          {"families", families},
+          {"ranks", ranks}};
 }
 
 // ---- text ----
@@ -152,7 +163,7 @@ Shown shown(const Layout& layout) {
 void print_heading(const Layout& layout) {
   std::string sizes;
   for (std::string_view axis : wide_axes(layout))
-    sizes += fmt::format("{}{} {}", sizes.empty() ? "" : ", ", axis, layout.size(axis));
+    sizes += fmt::format("{}{} {}{}", sizes.empty() ? "" : ", ", axis, layout.size(axis), origin_note(layout, axis));
   fmt::print("{} rank{}{}{}\n", layout.world_size(), layout.world_size() == 1 ? "" : "s", sizes.empty() ? "" : ": ",
              sizes);
 }

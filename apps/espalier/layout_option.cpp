@@ -28,6 +28,11 @@ Layout make_layout(const std::string& text, std::optional<std::int64_t> world_si
   return Layout(spec, world_size ? *world_size : product(spec));
 }
 
+std::string origin_note(const Layout& layout, std::string_view axis) {
+  const std::string_view origin = layout.origin(axis);
+  return origin == "given" ? "" : fmt::format(" ({})", origin);
+}
+
 void check_rank(std::string_view command, std::int64_t rank, std::int64_t world_size) {
   ESPALIER_CHECK_CONFIG(rank >= 0 && rank < world_size, "{}: there is no rank {}; the {} ranks are 0 to {}", command,
                         rank, world_size, world_size - 1);

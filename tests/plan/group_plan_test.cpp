@@ -251,9 +251,10 @@ TEST(ExpertDataModelPlan, CutsExpertsOverOtherTensorLanesThanTheLayout) {
   const GroupPlan plan = expert_data_model_plan(layout, {.expert = 4, .expert_tensor = 1});
   EXPECT_EQ(plan.own_ranks("ep_size_4", 13)->to_vector(), (Ranks{12, 13, 14, 15}));
   EXPECT_EQ(plan.own_ranks("ep_size_4.data", 13)->to_vector(), (Ranks{9, 13}));
-  EXPECT_CONFIG_ERROR(expert_data_model_plan(layout, {.expert = 4}),
-                      "expert 4 does not divide a lane (stage 8 / expert_tensor 4) of 2; legal "
-                      "expert values: 1, 2");
+  EXPECT_CONFIG_ERROR(
+      expert_data_model_plan(layout, {.expert = 4}),
+      "expert 4 does not divide a lane (stage 8 / expert_tensor 4, as tensor, since it is not given) of 2; legal "
+      "expert values: 1, 2");
   EXPECT_CONFIG_ERROR(
       expert_data_model_plan(Layout({.pipe = 2, .data = 4, .order = "megatron_data_slowest"}, 8), {.expert = 2}),
       "expected blocks of neighbours");

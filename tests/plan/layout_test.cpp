@@ -103,8 +103,24 @@ TEST(Layout, RefusesExpertSizesThatDoNotCutAStage) {
                       "expert 8 x expert_tensor 1 does not divide the 4 ranks of a stage (data 2 x context 1 x "
                       "tensor 2); "
                       "legal expert values for expert_tensor 1: 1, 2, 4");
+  EXPECT_CONFIG_ERROR(Layout({.data = 4, .tensor = 2, .expert = 8}, 8),
+                      "expert 8 x expert_tensor 2 (as tensor, since it is not given) does not divide the 8 ranks of a "
+                      "stage (data 4 x context 1 x tensor 2); legal expert values for expert_tensor 2: 1, 2, 4; legal "
+                      "expert_tensor values for expert 8: 1");
   EXPECT_CONFIG_ERROR(Layout({.data = 8, .expert_tensor = 3}, 8), "legal expert_tensor values: 1, 2, 4, 8");
   EXPECT_CONFIG_ERROR(Layout({.data = 8, .expert = 3, .expert_tensor = kRest}, 8), "legal expert values: 1, 2, 4, 8");
+}
+
+TEST(Layout, SaysWhereEachSizeComesFrom) {
+  const Layout layout({.pipe = 2, .data = kRest, .tensor = 2, .expert = 2}, 16);
+  EXPECT_EQ(layout.origin("pipe"), "given");
+  EXPECT_EQ(layout.origin("data"), "rest");
+  EXPECT_EQ(layout.origin("context"), "given");  // 1
+  EXPECT_EQ(layout.origin("expert_tensor"), "as tensor");
+  EXPECT_EQ(layout.origin("expert_data"), "left");
+  EXPECT_EQ(Layout({.tensor = 2, .expert_tensor = 1}, 2).origin("expert_tensor"), "given");
+  EXPECT_EQ(Layout({.data = 4, .expert = 2, .expert_tensor = kRest}, 4).origin("expert_tensor"), "rest");
+  EXPECT_CONFIG_ERROR(static_cast<void>(layout.origin("dta")), "no axis 'dta'");
 }
 
 TEST(Layout, RefusesOrdersInWhichExpertsWouldHaveOtherStages) {

@@ -21,7 +21,9 @@ GroupPlan expert_data_model_plan(const Layout& layout, const ExpertDataModelSpec
   check_divides(kWhere, "expert_tensor", expert_tensor, "the stage", stage.size());
   const std::int64_t lane = stage.size() / expert_tensor;
   check_divides(kWhere, "expert", spec.expert,
-                fmt::format("a lane (stage {} / expert_tensor {})", stage.size(), expert_tensor), lane);
+                fmt::format("a lane (stage {} / expert_tensor {}{})", stage.size(), expert_tensor,
+                            spec.expert_tensor == 0 && expert_tensor > 1 ? ", as tensor, since it is not given" : ""),
+                lane);
 
   const GridAxis replicas{"expert_data", lane / spec.expert};
   const GridAxis experts{"expert", spec.expert};

@@ -75,8 +75,8 @@ GroupPlan ep_folding_plan(std::int64_t world_size, const EpFoldingSpec& spec) {
   check_divides(kWhere, "tp", spec.tp, "the stage", stage);
   check_divides(kWhere, "ep", spec.ep, "the stage", stage);
   ESPALIER_CHECK_CONFIG(spec.etp == 1,
-                        "ep_folding: etp {}, for which folding has no groups; expected 1, or a layout with "
-                        "tensor={},expert={},expert_tensor={}",
+                        "ep_folding: etp {}, for which folding has no groups (a layout with tensor={},expert={},"
+                        "expert_tensor={} has); legal etp values: 1",
                         spec.etp, spec.tp, spec.ep, spec.etp);
   const Grid dense{{"pp", spec.pp}, {"dp", stage / spec.tp}, {"tp", spec.tp}};
   const Grid experts{{"pp", spec.pp}, {"edp", stage / spec.ep}, {"ep", spec.ep}};

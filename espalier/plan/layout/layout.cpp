@@ -146,16 +146,23 @@ void complete_dense(LayoutSpec& spec, std::int64_t world_size) {
                         remedies(spec, "", world_size), product, product);
 }
 
+// "; legal expert_tensor values for expert 8: 1": what to say instead of a size that was taken from tensor.
+std::string instead_of_inherited(const LayoutSpec& wanted, std::int64_t stage) {
+  if (wanted.expert_tensor != 0 || wanted.tensor == 1 || wanted.expert < 1 || stage % wanted.expert != 0) return "";
+  return fmt::format("; legal expert_tensor values for expert {}: {}", wanted.expert, divisors(stage / wanted.expert));
+}
+
 // Sets expert and expert_tensor, and checks that they cut a stage.
 void complete_experts(LayoutSpec& spec) {
+  const LayoutSpec wanted = spec;
   const std::int64_t stage = spec.data * spec.context * spec.tensor;
   const std::string arithmetic = fmt::format("{} ranks of a stage (data {} x context {} x tensor {})", stage, spec.data,
                                              spec.context, spec.tensor);
   if (spec.expert_tensor == kRest) {
-    ESPALIER_CHECK_CONFIG(stage % spec.expert == 0,
-                          "layout: expert {} does not divide the {}, so nothing is left for "
-                          "expert_tensor; legal expert values: {}",
-                          spec.expert, arithmetic, divisors(stage));
+    ESPALIER_CHECK_CONFIG(
+        stage % spec.expert == 0,
+        "layout: expert {} does not divide the {}, so nothing is left for expert_tensor; legal expert values: {}",
+        spec.expert, arithmetic, divisors(stage));
     spec.expert_tensor = stage / spec.expert;
   }
   if (spec.expert_tensor == 0) spec.expert_tensor = spec.tensor;
@@ -164,10 +171,12 @@ void complete_experts(LayoutSpec& spec) {
                         spec.expert_tensor, arithmetic, divisors(stage));
   const std::int64_t left = stage / spec.expert_tensor;
   if (spec.expert == kRest) spec.expert = left;
-  ESPALIER_CHECK_CONFIG(left % spec.expert == 0,
-                        "layout: expert {} x expert_tensor {} does not divide the {}; legal expert "
-                        "values for expert_tensor {}: {}",
-                        spec.expert, spec.expert_tensor, arithmetic, spec.expert_tensor, divisors(left));
+  ESPALIER_CHECK_CONFIG(
+      left % spec.expert == 0,
+      "layout: expert {} x expert_tensor {}{} does not divide the {}; legal expert values for expert_tensor {}: {}{}",
+      spec.expert, spec.expert_tensor,
+      wanted.expert_tensor == 0 && spec.tensor > 1 ? " (as tensor, since it is not given)" : "", arithmetic,
+      spec.expert_tensor, divisors(left), instead_of_inherited(wanted, stage));
 }
 
 // The names of an order, slowest first, with expert put in; ConfigError unless it names each axis
@@ -210,6 +219,7 @@ void check_expert_axis(std::string_view axis) {
 }  // namespace
 
 struct Layout::State {
+  LayoutSpec wanted;
   std::string order;
   Grid dense;
   Grid experts;
@@ -251,6 +261,7 @@ Layout::Layout(const LayoutSpec& wanted, std::int64_t world_size) {
     }
   }
   auto state = std::make_shared<State>();
+  state->wanted = wanted;
   state->order = fmt::format("{}", fmt::join(names, "-"));
   state->dense = Grid(dense);
   state->experts = Grid(experts);
@@ -314,6 +325,17 @@ std::int64_t Layout::size(std::string_view axis) const {
   if (state_->dense.has(axis)) return state_->dense.size(axis);
   check_expert_axis(axis);
   return group(axis, 0).size();
+}
+
+std::string_view Layout::origin(std::string_view axis) const {
+  if (!state_->dense.has(axis)) check_expert_axis(axis);
+  for (const SizeField& field : kSizeFields) {
+    if (field.axis != axis) continue;
+    const std::int64_t wanted = state_->wanted.*field.size;
+    if (wanted == kRest) return "rest";
+    return wanted == 0 ? "as tensor" : "given";
+  }
+  return "left";
 }
 
 std::int64_t Layout::coordinate(std::string_view axis, std::int64_t rank) const {

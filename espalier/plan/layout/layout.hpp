@@ -57,6 +57,9 @@ class Layout {
   // Of pipe, data, context, tensor, expert, expert_data, expert_tensor; ConfigError lists them when
   // unknown.
   std::int64_t size(std::string_view axis) const;
+  // Where the size comes from: "given" (the spec's, which is 1 where it says nothing), "rest" (inferred), "as tensor"
+  // (expert_tensor, where the spec says nothing) or "left" (expert_data: what the other sizes leave of a stage).
+  std::string_view origin(std::string_view axis) const;
   std::int64_t coordinate(std::string_view axis, std::int64_t rank) const;
 
   // The families of groups, in the order in which they are created:

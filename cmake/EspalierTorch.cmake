@@ -40,4 +40,5 @@ else()
     "${ESPALIER_TORCH_ROOT}/lib/libtorch_cpu.so" "${ESPALIER_TORCH_ROOT}/lib/libc10.so")
   target_link_options(espalier_torch INTERFACE "LINKER:-rpath,${ESPALIER_TORCH_ROOT}/lib")
 endif()
-target_compile_definitions(espalier_torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
+# LibTorch's folder has headers of fmt, which shadow the system's, but no compiled fmt to go with them.
+target_compile_definitions(espalier_torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO FMT_HEADER_ONLY=1)

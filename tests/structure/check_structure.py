@@ -99,6 +99,8 @@ def check(root):
         for target in includes(path):
             if target.startswith("espalier/") and target not in public:
                 yield f"{name}: is public, but includes {target}, which is not installed"
+            if target.startswith(("fmt/", "nlohmann/")):
+                yield f"{name}: includes {target}; public headers need no library of the system's"
             if layer_of(name) == "comm" and TORCH.match(target) and target != "ATen/core/Tensor.h":
                 yield f"{name}: includes {target}; of LibTorch, public headers of comm include ATen/core/Tensor.h alone"
             if layer_of(name) in ("base", "plan") and not target.startswith("espalier/") and not STANDARD.match(target):
@@ -126,6 +128,7 @@ VIOLATIONS = [
     ("espalier/plan/seed.hpp", '#include "espalier/comm/world.hpp"', "plan may only include plan, base"),
     ("espalier/plan/seed.cpp", "#include <ATen/core/Tensor.h>", "plan knows neither LibTorch nor MPI"),
     ("espalier/plan/seed.hpp", "#include <fmt/format.h>", "include the standard library alone"),
+    ("espalier/train/engine.hpp", "#include <fmt/format.h>", "need no library of the system's"),
     ("espalier/comm/world.hpp", "#include <torch/torch.h>", "headers include what they use"),
     ("espalier/comm/world.hpp", "#include <ATen/Functions.h>", "ATen/core/Tensor.h alone"),
     ("espalier/comm/world.hpp", '#include "espalier/comm/communicator.hpp"', "which is not installed"),

@@ -77,6 +77,13 @@ std::vector<std::string> unpack(std::string_view packed) {
 
 }  // namespace
 
+std::vector<std::vector<std::string>> gather_lists(const Group& group, std::span<const std::string> mine) {
+  if (group.size() == 1) return {{mine.begin(), mine.end()}};
+  std::vector<std::vector<std::string>> lists;
+  for (const std::string& packed : gather_texts(group, pack(mine))) lists.push_back(unpack(packed));
+  return lists;
+}
+
 void agree(const Group& group, std::string_view subject, std::span<const std::string> entries) {
   if (group.size() == 1) return;
   const std::int64_t mine[] = {digest(entries), static_cast<std::int64_t>(entries.size())};
@@ -86,8 +93,7 @@ void agree(const Group& group, std::string_view subject, std::span<const std::st
   for (std::size_t i = 2; i < all.size(); ++i) equal = equal && all[i] == all[i % 2];
   if (equal) return;
 
-  std::vector<std::vector<std::string>> lists;
-  for (const std::string& packed : gather_texts(group, pack(entries))) lists.push_back(unpack(packed));
+  const std::vector<std::vector<std::string>> lists = gather_lists(group, entries);
   for (std::size_t i = 0;; ++i) {
     std::map<std::string, std::vector<std::int64_t>> ranks_of;  // what stands at place i -> world ranks
     bool any = false;

@@ -15,6 +15,7 @@
 #include "espalier/base/check.hpp"
 #include "espalier/comm/agreement.hpp"
 #include "espalier/comm/collectives.hpp"
+#include "espalier/comm/together.hpp"
 #include "espalier/parallel/data/average.hpp"
 #include "espalier/plan/schedule/check.hpp"
 #include "espalier/train/engine_state.hpp"
@@ -52,6 +53,17 @@ void check_trains(const Schedule& schedule) {
   ESPALIER_CHECK_CONFIG(
       updates, "engine: schedule {} never updates the weights; expected one that trains, such as 1f1b or gpipe",
       schedule.name);
+}
+
+void check_options(const EngineOptions& options) {
+  ESPALIER_CHECK_CONFIG(options.loss != nullptr, "engine: no loss function; set EngineOptions::loss");
+  ESPALIER_CHECK_CONFIG(options.micro_batches >= 1, "engine: {} micro-batches; expected at least 1",
+                        options.micro_batches);
+  ESPALIER_CHECK_CONFIG(std::isfinite(options.max_grad_norm) && options.max_grad_norm >= 0.0,
+                        "engine: max_grad_norm is {}; expected a finite number >= 0 (0: do not clip)",
+                        options.max_grad_norm);
+  ESPALIER_CHECK_CONFIG(options.bucket_bytes >= 1, "engine: bucket_bytes is {}; expected at least 1",
+                        options.bucket_bytes);
 }
 
 }  // namespace
@@ -134,17 +146,12 @@ void Engine::State::optimizer_step() {
 Engine::Engine(const Mesh& mesh, const PipelineModule& module, const OptimizerFactory& optimizer,
                const EngineOptions& options)
     : state_(new State{.mesh = mesh, .module = module, .options = options, .rank = own_place(mesh)}) {
-  ESPALIER_CHECK_CONFIG(options.loss != nullptr, "engine: no loss function; set EngineOptions::loss");
-  ESPALIER_CHECK_CONFIG(options.micro_batches >= 1, "engine: {} micro-batches; expected at least 1",
-                        options.micro_batches);
-  ESPALIER_CHECK_CONFIG(std::isfinite(options.max_grad_norm) && options.max_grad_norm >= 0.0,
-                        "engine: max_grad_norm is {}; expected a finite number >= 0 (0: do not clip)",
-                        options.max_grad_norm);
-  agree(mesh.world().group(), "engine",
+  const Group& world = mesh.world().group();
+  detail::together(world, [&] { check_options(options); });
+  // Before the schedule is made: that of other options may be one that cannot be.
+  agree(world, "engine",
         std::vector<std::string>{fmt::format("micro_batches={}", options.micro_batches),
-                                 fmt::format("schedule={}", options.schedule.name),
-                                 fmt::format("max_grad_norm={}", options.max_grad_norm),
-                                 fmt::format("bucket_bytes={}", options.bucket_bytes)});
+                                 fmt::format("schedule={}", options.schedule.name)});
   state_->train_schedule = options.schedule.generate(module.num_stages(), options.micro_batches);
   check_trains(state_->train_schedule);
   FlatBuffer::MakeTensor in_shared_memory;  // what is averaged need not be copied there
@@ -154,7 +161,9 @@ Engine::Engine(const Mesh& mesh, const PipelineModule& module, const OptimizerFa
     };
   }
   state_->flat = make_flat_buffers(module.parameters(), in_shared_memory);
-  state_->optimizer = optimizer(flat_parameters(state_->flat, module.parameters()), mesh.group("data_context"));
+  state_->optimizer = detail::together(
+      world, [&] { return optimizer(flat_parameters(state_->flat, module.parameters()), mesh.group("data_context")); });
+  state_->agree_on_fingerprint();
 }
 
 Engine::Engine(Engine&&) noexcept = default;
@@ -188,6 +197,8 @@ std::int64_t Engine::num_parameters() const {
   const auto mine = static_cast<double>(counted_elems(state_->module.parameters(), state_->rank));
   return std::llround(detail::all_reduce_scalar(mine, state_->mesh.world().group()));
 }
+
+const Fingerprint& Engine::fingerprint() const { return state_->fingerprint; }
 
 const PipelineModule& Engine::module() const { return state_->module; }
 

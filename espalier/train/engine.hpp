@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "espalier/comm/mesh.hpp"
 #include "espalier/parallel/pipeline/executor.hpp"
 #include "espalier/parallel/pipeline/pipeline_module.hpp"
 #include "espalier/plan/schedule/schedules.hpp"
+#include "espalier/train/fingerprint.hpp"
 #include "espalier/train/lr_schedule.hpp"
 #include "espalier/train/optimizers/optimizer.hpp"
 
@@ -21,6 +23,8 @@ struct EngineOptions {
   LrSchedule lr = {};                    // unset: the optimizer's own learning rate
   double max_grad_norm = 0.0;            // clip the global gradient norm to this; 0: do not clip
   std::int64_t bucket_bytes = 25 << 20;  // of gradients averaged in one collective
+  // What else the program knows of the run: data files with size and checksum, batch, seeds, precision.
+  std::vector<Fact> facts = {};
 };
 
 // The same on every rank, but for the cost.
@@ -40,7 +44,8 @@ struct StepResult {
 // ranks.
 class Engine {
  public:
-  // Takes over the module's parameters: they become views of flat buffers.
+  // Takes over the module's parameters: they become views of flat buffers. ConfigError, the same on every rank, for
+  // options that cannot be used and where ranks differ in anything of the run's fingerprint, with both values and ranks.
   Engine(const Mesh& mesh, const PipelineModule& module, const OptimizerFactory& optimizer,
          const EngineOptions& options);
   Engine(Engine&&) noexcept;
@@ -55,6 +60,9 @@ class Engine {
 
   std::int64_t step() const;            // steps taken, skipped ones included
   std::int64_t num_parameters() const;  // of the whole model, each once
+
+  // What the run is made of, all stages' parameters included; the same on every rank.
+  const Fingerprint& fingerprint() const;
 
   // Parameters of this stage. Their gradients (grad()) are those of the last train_batch, clipped, and averaged unless
   // the optimizer averages by itself.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private. What an engine holds: engine.cpp trains with it, engine_checkpoint.cpp saves and resumes it.
+// Private. What an engine holds: engine.cpp trains with it, engine_checkpoint.cpp saves and resumes it,
+// engine_fingerprint.cpp says what it is made of.
 #pragma once
 
 #include <array>
@@ -32,8 +33,11 @@ struct Engine::State {
   Schedule train_schedule = {};
   FlatBuffers flat = {};
   std::unique_ptr<Optimizer> optimizer = {};
+  Fingerprint fingerprint = {};
   std::int64_t step = 0;
   StepResult last = {};
+
+  void agree_on_fingerprint();  // makes it; collective over the world
 
   double mean_loss(double loss_sum, std::int64_t num_micro_batches) const;
   void reduce_tied_grads();

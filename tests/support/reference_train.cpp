@@ -2,6 +2,8 @@
 #include "tests/support/reference_train.hpp"
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cmath>

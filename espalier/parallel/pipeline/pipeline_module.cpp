@@ -138,6 +138,7 @@ struct PipelineModule::State {
 
   Mesh mesh;
   std::vector<LayerSpec> layers;
+  std::uint64_t seed = 0;
   std::int64_t recompute_every = 0;
   bool partition_activations = false;
   std::vector<std::int64_t> cuts = {};
@@ -231,6 +232,7 @@ void PipelineModule::State::connect_tied(const std::vector<TiedKey>& keys) {
 PipelineModule::PipelineModule(const Mesh& mesh, std::vector<LayerSpec> layers, const PipelineOptions& options)
     : state_(std::make_shared<State>(State{.mesh = mesh,
                                            .layers = std::move(layers),
+                                           .seed = options.seed,
                                            .recompute_every = options.recompute_every,
                                            .partition_activations = options.partition_activations})) {
   ESPALIER_CHECK_CONFIG(options.recompute_every >= 0, "pipeline: recompute_every is {}; expected 0 (keep all) or more",
@@ -270,6 +272,7 @@ Tensors PipelineModule::forward(const Tensors& inputs) const {
   return tensors;
 }
 
+std::uint64_t PipelineModule::seed() const { return state_->seed; }
 std::int64_t PipelineModule::stage() const { return state_->stage(); }
 std::int64_t PipelineModule::num_stages() const { return state_->mesh.size("pipe"); }
 const std::vector<std::int64_t>& PipelineModule::cuts() const { return state_->cuts; }

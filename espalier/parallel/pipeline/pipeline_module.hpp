@@ -50,6 +50,7 @@ class PipelineModule {
   // This stage's layers, one after the other. Not collective.
   Tensors forward(const Tensors& inputs) const;
 
+  std::uint64_t seed() const;  // as in PipelineOptions
   std::int64_t stage() const;
   std::int64_t num_stages() const;
   bool first_stage() const { return stage() == 0; }

@@ -18,7 +18,6 @@
 #include <utility>
 
 #include "espalier/base/check.hpp"
-#include "espalier/comm/agreement.hpp"
 #include "espalier/comm/collectives.hpp"
 #include "espalier/parallel/compress/compressed_all_reduce.hpp"
 
@@ -75,11 +74,6 @@ class OnebitAdam final : public Optimizer {
   OnebitAdam(const OnebitAdamOptions& options, std::vector<FlatParameters> flat, Group replicas)
       : options_(options), replicas_(std::move(replicas)) {
     const at::NoGradGuard no_grad;
-    agree(replicas_, "1-bit adam",
-          std::vector<std::string>{fmt::format("freeze_step={}", options.freeze_step),
-                                   fmt::format("betas={},{}", options.beta1, options.beta2),
-                                   fmt::format("eps={} weight_decay={}", options.eps, options.weight_decay),
-                                   fmt::format("bias_correction={}", options.bias_correction)});
     for (FlatParameters& one : flat) {
       tensors_.push_back({.values = one.values,
                           .exp_avg = at::zeros_like(one.values),
@@ -115,6 +109,18 @@ class OnebitAdam final : public Optimizer {
     return cost;
   }
 
+  std::vector<Fact> facts() const override {
+    return {{"optimizer", "1-bit Adam"},
+            {"optimizer.lr", fact_text(options_.lr)},
+            {"optimizer.beta1", fact_text(options_.beta1)},
+            {"optimizer.beta2", fact_text(options_.beta2)},
+            {"optimizer.eps", fact_text(options_.eps)},
+            {"optimizer.weight_decay", fact_text(options_.weight_decay)},
+            {"optimizer.freeze_step", fact_text(options_.freeze_step)},
+            {"optimizer.bias_correction", fact_text(options_.bias_correction)},
+            {"optimizer.momentum_mask", fact_text(options_.momentum_mask != nullptr)},
+            {"optimizer.deepspeed_padding", fact_text(options_.deepspeed_padding)}};
+  }
   double lr() const override { return options_.lr; }
   bool averages() const override { return num_steps_ >= options_.freeze_step; }
   std::int64_t num_steps() const override { return num_steps_; }

@@ -12,6 +12,7 @@
 
 #include "espalier/comm/group.hpp"
 #include "espalier/sharding/parameter.hpp"
+#include "espalier/train/fingerprint.hpp"
 
 namespace espalier {
 
@@ -45,6 +46,9 @@ class Optimizer {
   // One update of all tensors with learning rate `lr`. Where averages(), all replicas must call, and it blocks;
   // otherwise it costs no averaging.
   virtual AveragingCost step(double lr) = 0;
+  // Its name and all that it was set to, for the fingerprint of the run: {"optimizer", "AdamW"}, {"optimizer.lr",
+  // "0.001"}, ... The same on every rank, whatever parameters it holds.
+  virtual std::vector<Fact> facts() const = 0;
   // The learning rate it was made with, used when the engine has no schedule.
   virtual double lr() const = 0;
   // Whether the next step takes this rank's own gradients instead of their mean over the replicas.

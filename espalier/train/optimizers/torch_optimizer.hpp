@@ -42,11 +42,24 @@ std::vector<StateField<State>> adam_fields(const Options& options) {
   return fields;
 }
 
+template <class Options>
+std::vector<Fact> adam_facts(const char* name, const Options& options) {
+  const auto [beta1, beta2] = options.betas();
+  return {{"optimizer", name},
+          {"optimizer.lr", fact_text(options.lr())},
+          {"optimizer.beta1", fact_text(beta1)},
+          {"optimizer.beta2", fact_text(beta2)},
+          {"optimizer.eps", fact_text(options.eps())},
+          {"optimizer.weight_decay", fact_text(options.weight_decay())},
+          {"optimizer.amsgrad", fact_text(options.amsgrad())}};
+}
+
 template <>
 struct TorchState<torch::optim::Adam> {
   using State = torch::optim::AdamParamState;
   using Options = torch::optim::AdamOptions;
   static auto fields(const Options& options) { return adam_fields<State>(options); }
+  static auto facts(const Options& options) { return adam_facts("Adam", options); }
   static void set_step(State& state, std::int64_t step) { state.step(step); }
 };
 
@@ -55,6 +68,7 @@ struct TorchState<torch::optim::AdamW> {
   using State = torch::optim::AdamWParamState;
   using Options = torch::optim::AdamWOptions;
   static auto fields(const Options& options) { return adam_fields<State>(options); }
+  static auto facts(const Options& options) { return adam_facts("AdamW", options); }
   static void set_step(State& state, std::int64_t step) { state.step(step); }
 };
 
@@ -64,6 +78,14 @@ struct TorchState<torch::optim::Adagrad> {
   using Options = torch::optim::AdagradOptions;
   static std::vector<StateField<State>> fields(const Options&) {
     return {{"sum", [](State& s) -> at::Tensor& { return s.sum(); }}};
+  }
+  static std::vector<Fact> facts(const Options& options) {
+    return {{"optimizer", "Adagrad"},
+            {"optimizer.lr", fact_text(options.lr())},
+            {"optimizer.lr_decay", fact_text(options.lr_decay())},
+            {"optimizer.eps", fact_text(options.eps())},
+            {"optimizer.weight_decay", fact_text(options.weight_decay())},
+            {"optimizer.initial_accumulator_value", fact_text(options.initial_accumulator_value())}};
   }
   static void set_step(State& state, std::int64_t step) { state.step(step); }
 };
@@ -80,6 +102,15 @@ struct TorchState<torch::optim::RMSprop> {
     if (options.centered()) fields.push_back({"grad_avg", [](State& s) -> at::Tensor& { return s.grad_avg(); }});
     return fields;
   }
+  static std::vector<Fact> facts(const Options& options) {
+    return {{"optimizer", "RMSprop"},
+            {"optimizer.lr", fact_text(options.lr())},
+            {"optimizer.alpha", fact_text(options.alpha())},
+            {"optimizer.eps", fact_text(options.eps())},
+            {"optimizer.weight_decay", fact_text(options.weight_decay())},
+            {"optimizer.momentum", fact_text(options.momentum())},
+            {"optimizer.centered", fact_text(options.centered())}};
+  }
   static void set_step(State& state, std::int64_t step) { state.step(step); }
 };
 
@@ -91,6 +122,14 @@ struct TorchState<torch::optim::SGD> {
     if (options.momentum() == 0) return {};
     return {{"momentum_buffer", [](State& s) -> at::Tensor& { return s.momentum_buffer(); }}};
   }
+  static std::vector<Fact> facts(const Options& options) {
+    return {{"optimizer", "SGD"},
+            {"optimizer.lr", fact_text(options.lr())},
+            {"optimizer.momentum", fact_text(options.momentum())},
+            {"optimizer.dampening", fact_text(options.dampening())},
+            {"optimizer.weight_decay", fact_text(options.weight_decay())},
+            {"optimizer.nesterov", fact_text(options.nesterov())}};
+  }
   static void set_step(State&, std::int64_t) {}
 };
 
@@ -101,7 +140,11 @@ class TorchOptimizer final : public Optimizer {
 
  public:
   TorchOptimizer(std::vector<at::Tensor> values, typename Traits::Options options)
-      : values_(std::move(values)), lr_(options.lr()), fields_(Traits::fields(options)), optimizer_(values_, options) {}
+      : values_(std::move(values)),
+        lr_(options.lr()),
+        facts_(Traits::facts(options)),
+        fields_(Traits::fields(options)),
+        optimizer_(values_, options) {}
 
   AveragingCost step(double lr) override {
     for (auto& group : optimizer_.param_groups()) group.options().set_lr(lr);
@@ -110,6 +153,7 @@ class TorchOptimizer final : public Optimizer {
     return {};
   }
 
+  std::vector<Fact> facts() const override { return facts_; }
   double lr() const override { return lr_; }
 
   std::vector<OptimizerState> state(std::size_t tensor) override {
@@ -140,6 +184,7 @@ class TorchOptimizer final : public Optimizer {
  private:
   std::vector<at::Tensor> values_;
   double lr_;
+  std::vector<Fact> facts_;
   std::vector<StateField<State>> fields_;
   Torch optimizer_;
   std::int64_t num_steps_ = 0;

@@ -22,7 +22,8 @@ TEST(Fingerprint, NamesWhatDiffersWithBothValuesAndSparesWhatAResumeMayChange) {
 }
 
 TEST(Fingerprint, RefusesTwoValuesOfOneName) {
-  Fingerprint fingerprint({{"seed", "1"}});
+  Fingerprint fingerprint;
+  fingerprint.add({"seed", "1"});
   fingerprint.add({"seed", "1"});
   EXPECT_EQ(fingerprint.facts().size(), 1u);
   EXPECT_THAT(testing_support::error_of([&] { fingerprint.add({"seed", "2"}); }),

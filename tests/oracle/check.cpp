@@ -76,8 +76,8 @@ Outcome check_record(const Json& record, const Checkers& checkers) {
     return {Verdict::differed, std::string("threw: ") + error.what()};
   }
   if (wants_refusal(record)) return {Verdict::differed, "expected a refusal, got " + shortened(answer)};
-  double tolerance = checker.tolerance;
-  if (tolerance == 0) tolerance = record.at("in").value("dtype", "") == "float32" ? 1e-5 : 1e-10;
+  const bool float32 = record.at("in").value("dtype", "") == "float32";
+  const double tolerance = float32 ? checker.float32_tolerance : checker.tolerance;
   if (auto text = difference(checker.expected(record), answer, tolerance)) {
     return {Verdict::differed, *text};
   }

@@ -28,9 +28,9 @@ struct Checker {
   std::function<Json(const Json& record)> answer;
   // What the answer is compared with.
   std::function<Json(const Json& record)> expected = expected_of;
-  // For non-integers, relative to the largest one of the expected output; 0: 1e-10, or 1e-5 where
-  // in.dtype is float32.
-  double tolerance = 0;
+  // For non-integers, relative to the largest one of the expected output; the second where in.dtype is float32.
+  double tolerance = 1e-10;
+  double float32_tolerance = 1e-5;
 };
 
 using Checkers = std::map<std::string, Checker>;

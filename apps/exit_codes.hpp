@@ -12,9 +12,10 @@
 
 namespace espalier::command {
 
+inline constexpr int kRequestIsWrong = 2, kCommunicationFailed = 3, kDefect = 4;
+
 // Runs a program's body and returns its exit code. What it throws becomes one line on standard error and the code of
-// its kind: 2 the request is wrong, 3 communication failed, 4 a defect in Espalier. All ranks find the same thing wrong
-// with a request: `speaks_for_all` says whether this one is to print it.
+// its kind. All ranks find the same thing wrong with a request: `speaks_for_all` says whether this one is to print it.
 inline int with_exit_codes(
     const std::function<int()>& body, const std::function<bool()>& speaks_for_all = [] { return true; }) {
   const auto complain = [](std::string_view text, int code) {
@@ -24,11 +25,11 @@ inline int with_exit_codes(
   try {
     return body();
   } catch (const ConfigError& error) {
-    return speaks_for_all() ? complain(error.what(), 2) : 2;
+    return speaks_for_all() ? complain(error.what(), kRequestIsWrong) : kRequestIsWrong;
   } catch (const CommError& error) {
-    return complain(error.what(), 3);
+    return complain(error.what(), kCommunicationFailed);
   } catch (const std::exception& error) {
-    return complain(error.what(), 4);
+    return complain(error.what(), kDefect);
   }
 }
 

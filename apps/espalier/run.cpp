@@ -5,6 +5,8 @@
 #include <CLI/App.hpp>
 #include <CLI/Validators.hpp>
 #include <cerrno>
+#include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -69,6 +71,7 @@ struct RunOptions {
   std::optional<std::int64_t> num_ranks;
   std::string backend;
   std::string postmortem;
+  double grace = 0.8;  // seconds
   std::string hostfile;
   std::string remote_shell = "ssh";
   std::string remote_espalier;
@@ -132,6 +135,7 @@ int run_here(const RunOptions& options) {
   launch.num_ranks = *options.num_ranks;
   if (options.backend == "mpi") execute_mpirun(launch);
   launch.variables = variables_for_ranks(options);
+  launch.stop_time = std::chrono::milliseconds(std::llround(1e3 * options.grace));
   return launch_ranks(launch);
 }
 
@@ -158,6 +162,12 @@ void add_run(CLI::App& app) {
   sub->add_option("--postmortem", options->postmortem,
                   "Where one rank writes what all were doing when the world fails (host), told to "
                   "them as ESPALIER_POSTMORTEM; see espalier postmortem");
+  CLI::Option* const grace =
+      sub->add_option("--grace", options->grace,
+                      "Seconds that ranks have after a signal to this command, from SIGTERM to SIGKILL; for programs "
+                      "that save then, as espalier train does")
+          ->check(CLI::Range(0.0, 1e6))
+          ->capture_default_str();
   sub->add_option("--env", options->variables,
                   "A variable for every rank, NAME=VALUE, or NAME as it is here; more than once")
       ->expected(1)
@@ -173,6 +183,7 @@ void add_run(CLI::App& app) {
                         "The first host's address, where the others reach it (default: its name)"),
         sub->add_option("--master-port", options->master_port, "A free port there")->check(CLI::Range(1, 65535))})
     option->needs(hostfile);
+  grace->excludes(hostfile);
   sub->get_option("--remote-shell")->capture_default_str();
   sub->get_option("--master-port")->capture_default_str();
   sub->add_option("program", options->command, "The program and its arguments, after --")->required();

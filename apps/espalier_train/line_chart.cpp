@@ -36,6 +36,7 @@ class Plot {
   Plot(const LineChart& chart) : chart_(chart) {
     for (const double x : chart.x) x_.include(x);
     for (const Curve& curve : chart.curves) {
+      for (const double x : curve.x) x_.include(x);
       for (const double y : curve.y) y_.include(y);
     }
     x_ = x_.widened();
@@ -124,7 +125,8 @@ std::string line_chart_svg(const LineChart& chart) {
   svg += fmt::format("<text class=\"label middle\" x=\"{:.1f}\" y=\"{}\">{}</text>\n", (kLeft + plot.right()) / 2,
                      chart.height - 6, escape_html(chart.x_label));
   for (const Curve& curve : chart.curves) {
-    svg += fmt::format("<path class=\"curve {}\" d=\"{}\"/>\n", curve.style, path(plot, chart.x, curve.y));
+    svg += fmt::format("<path class=\"curve {}\" d=\"{}\"/>\n", curve.style,
+                       path(plot, curve.x.empty() ? chart.x : curve.x, curve.y));
   }
   return svg + "</svg>\n";
 }

@@ -10,12 +10,13 @@ struct Curve {
   std::string name;   // for the legend
   std::string style;  // CSS class of the path
   std::vector<double> y;
+  std::vector<double> x = {};  // its own; empty: the chart's
 };
 
 struct LineChart {
   std::string title;  // read out in place of the picture
   std::string x_label;
-  std::vector<double> x;  // ascending; shared by all curves
+  std::vector<double> x;  // ascending; of all curves without one of their own
   std::vector<Curve> curves;
   int width = 720;
   int height = 280;

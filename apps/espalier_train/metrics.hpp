@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,8 @@ struct MetricsRow {
   std::int64_t averaging_bytes = 0;
   std::int64_t averaging_fp32_bytes = 0;
   double averaging_share = 0.0;
+  bool skipped = false;                 // gradients were not finite: nothing was updated
+  std::optional<double> val_loss = {};  // on the validation text, after this step; mostly there is none
   friend bool operator==(const MetricsRow&, const MetricsRow&) = default;
 };
 
@@ -27,8 +30,8 @@ struct MetricsRow {
 class MetricsWriter {
  public:
   // Continues the file at `next_step`: rows from that step on (a run that got further than its last
-  // checkpoint) are cut, as is a torn last line. 0 starts anew. ConfigError, with the path and
-  // line, when the file cannot be written or what is in it is no metrics file.
+  // checkpoint) are cut, as is a torn last line. 0, or where there is no file, starts anew. ConfigError,
+  // with the path and line, when the file cannot be written or what is in it is no metrics file.
   MetricsWriter(std::string path, std::int64_t next_step);
   ~MetricsWriter();
   MetricsWriter(MetricsWriter&&) = delete;
@@ -36,10 +39,17 @@ class MetricsWriter {
   // ConfigError when the disk is full.
   void append(const MetricsRow& row);
 
+  // All rows there are, those of earlier starts included.
+  const std::vector<MetricsRow>& rows() const { return rows_; }
+
  private:
   std::string path_;
+  std::vector<MetricsRow> rows_;
   int fd_ = -1;
 };
+
+// exp(loss), the perplexity of a mean loss in nats.
+double perplexity(double loss);
 
 // All whole rows. ConfigError, with path and line, for anything else than what MetricsWriter
 // writes.

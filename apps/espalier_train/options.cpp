@@ -2,12 +2,11 @@
 #include "apps/espalier_train/options.hpp"
 
 #include <charconv>
-#include <cmath>
+#include <vector>
 
 #include "espalier/base/check.hpp"
 #include "espalier/parallel/pipeline/stage_links.hpp"
 #include "espalier/plan/schedule/schedules.hpp"
-#include "espalier/train/optimizers/onebit_adam.hpp"
 
 namespace espalier::command {
 namespace {
@@ -28,11 +27,11 @@ std::vector<std::int64_t> parse_cuts(const std::string& text) {
   return cuts;
 }
 
+}  // namespace
+
 void check_positive(const char* name, std::int64_t value) {
   ESPALIER_CHECK_CONFIG(value >= 1, "{} is {}; expected at least 1", name, value);
 }
-
-}  // namespace
 
 void ModelOptions::add_to(CLI::App& app) {
   const auto option = [&](const char* name, auto& value, const char* help) {
@@ -99,56 +98,6 @@ WorldOptions ModelOptions::world() const {
   WorldOptions options;
   if (!backend.empty()) options.backend = backend_by_name(backend);
   return options;
-}
-
-void TrainOptions::add_to(CLI::App& app) {
-  model.add_to(app);
-  const auto option = [&](const char* name, auto& value, const char* help) {
-    return app.add_option(name, value, help)->capture_default_str();
-  };
-  app.add_option("--text", text, "Text files to learn from; their bytes are the tokens")->required()->expected(1, -1);
-  option("--batch", batch, "Sequences of one step, over all data ranks");
-  option("--steps", steps, "How many steps");
-  option("--lr", lr, "Peak learning rate");
-  option("--warmup", warmup, "Steps until the peak; a cosine follows");
-  option("--clip", clip, "Largest global gradient norm; 0: do not clip");
-  option("--optimizer", optimizer, "adamw or onebit-adam, which sends one bit a parameter over data");
-  option("--freeze-step", freeze_step, "onebit-adam: updates until its variance is frozen and its momentum compressed");
-  app.add_option("--out", out, "Folder for metrics.csv, config.json, checkpoints and report.html");
-  option("--save-every", save_every, "Steps between checkpoints");
-  app.add_flag("--resume", resume, "Go on from the checkpoint in --out");
-  option("--sample", sample, "Bytes of text to write at the end");
-}
-
-std::optional<std::int64_t> TrainOptions::check() const {
-  check_positive("--batch", batch);
-  check_positive("--steps", steps);
-  check_positive("--save-every", save_every);
-  ESPALIER_CHECK_CONFIG(sample >= 0, "--sample is {}; expected 0 or more", sample);
-  ESPALIER_CHECK_CONFIG(std::isfinite(lr) && lr >= 0.0, "--lr is {}; expected a finite number >= 0", lr);
-  ESPALIER_CHECK_CONFIG(std::isfinite(clip) && clip >= 0.0, "--clip is {}; expected a finite number >= 0", clip);
-  ESPALIER_CHECK_CONFIG(optimizer == "adamw" || optimizer == "onebit-adam",
-                        "--optimizer is '{}'; expected adamw or onebit-adam", optimizer);
-  check_positive("--freeze-step", freeze_step);
-  ESPALIER_CHECK_CONFIG(!resume || !out.empty(), "--resume needs --out, the folder of the run to go on with");
-  const auto ranks = model.check();
-  const std::int64_t data = model.layout_spec().data;
-  if (data != kRest) {
-    ESPALIER_CHECK_CONFIG(
-        batch % (data * model.micro_batches) == 0,
-        "--batch {} does not divide into data {} x {} micro-batches = {} pieces; the nearest multiples are {} and {}",
-        batch, data, model.micro_batches, data * model.micro_batches,
-        std::max<std::int64_t>(batch / (data * model.micro_batches), 1) * data * model.micro_batches,
-        (batch / (data * model.micro_batches) + 1) * data * model.micro_batches);
-  }
-  return ranks;
-}
-
-OptimizerFactory TrainOptions::optimizer_factory() const {
-  constexpr double kBeta2 = 0.95, kWeightDecay = 0.1;
-  if (optimizer == "adamw") return adamw({.beta2 = kBeta2, .weight_decay = kWeightDecay});
-  return onebit_adam(
-      {.beta2 = kBeta2, .weight_decay = kWeightDecay, .freeze_step = freeze_step, .momentum_mask = gpt_momentum_mask});
 }
 
 }  // namespace espalier::command

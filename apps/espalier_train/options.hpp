@@ -5,13 +5,11 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "espalier/comm/world.hpp"
 #include "espalier/models/gpt/gpt.hpp"
 #include "espalier/parallel/pipeline/partition_method.hpp"
 #include "espalier/plan/layout/layout.hpp"
-#include "espalier/train/optimizers/optimizer.hpp"
 
 namespace espalier::command {
 
@@ -43,25 +41,7 @@ struct ModelOptions {
   WorldOptions world() const;
 };
 
-struct TrainOptions {
-  ModelOptions model;
-  std::vector<std::string> text;
-  std::int64_t batch = 16;
-  std::int64_t steps = 400;
-  double lr = 3e-3;
-  std::int64_t warmup = 20;
-  double clip = 1.0;
-  std::string optimizer = "adamw";
-  std::int64_t freeze_step = 100;  // of onebit-adam
-  std::string out;                 // empty: nothing is written
-  std::int64_t save_every = 50;
-  bool resume = false;
-  std::int64_t sample = 200;  // bytes of text at the end
-
-  void add_to(CLI::App& app);
-  std::optional<std::int64_t> check() const;
-
-  OptimizerFactory optimizer_factory() const;
-};
+// ConfigError unless `value` is at least 1.
+void check_positive(const char* name, std::int64_t value);
 
 }  // namespace espalier::command

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <numeric>
 #include <span>
@@ -59,6 +60,13 @@ std::string duration(double seconds) {
   return fmt::format("{} h {} min", whole / 3600, whole % 3600 / 60);
 }
 
+// The rows that have a validation loss.
+std::vector<MetricsRow> validated(const std::vector<MetricsRow>& rows) {
+  std::vector<MetricsRow> found;
+  std::ranges::copy_if(rows, std::back_inserter(found), [](const MetricsRow& row) { return row.val_loss.has_value(); });
+  return found;
+}
+
 std::string layout_text(const Report& report) {
   std::string text;
   for (const auto& [name, size] : report.axes) text += fmt::format("{}{}={}", text.empty() ? "" : ", ", name, size);
@@ -74,9 +82,18 @@ std::string tiles(const Report& report) {
   if (!report.metrics.empty()) {
     html += tile("Loss", fmt::format("{:.3f}", final_loss(report.metrics)),
                  fmt::format("from {:.3f}", report.metrics.front().loss));
+    if (const auto rows = validated(report.metrics); !rows.empty()) {
+      const MetricsRow& best = *std::ranges::min_element(rows, {}, [](const MetricsRow& row) { return *row.val_loss; });
+      html += tile("Validation loss", fmt::format("{:.3f}", *rows.back().val_loss),
+                   fmt::format("perplexity {:.4g}, best {:.3f} after step {}", perplexity(*rows.back().val_loss),
+                               *best.val_loss, best.step + 1));
+    }
     html += tile("Tokens per second", grouped(std::llround(median(column(report.metrics, &MetricsRow::tokens_per_s)))),
                  "median");
-    html += tile("Steps", grouped(report.metrics.back().step + 1), "in " + duration(report.total_seconds));
+    const auto skipped = std::ranges::count_if(report.metrics, &MetricsRow::skipped);
+    html += tile("Steps", grouped(report.metrics.back().step + 1),
+                 fmt::format("in {}{}", duration(report.total_seconds),
+                             skipped == 0 ? "" : fmt::format(", {} skipped", grouped(skipped))));
   }
   if (!report.places.empty())
     html += tile("Ranks", grouped(static_cast<std::int64_t>(report.places.size())), layout_text(report));
@@ -90,14 +107,20 @@ std::string steps_table(const std::vector<MetricsRow>& rows, const std::vector<d
       "scope=\"col\">Step</th><th scope=\"col\">Loss</th>"
       "<th scope=\"col\">Smoothed</th><th scope=\"col\">Gradient norm</th><th "
       "scope=\"col\">Learning rate</th>"
-      "<th scope=\"col\">Tokens/s</th></tr></thead><tbody>\n";
+      "<th scope=\"col\">Tokens/s</th><th scope=\"col\">Skipped</th><th scope=\"col\">Validation loss, last</th>"
+      "</tr></thead><tbody>\n";
   const std::size_t stride = std::max<std::size_t>(1, (rows.size() + 9) / 10);
+  const auto last_validation = [&](std::size_t i) {
+    while (i > 0 && !rows[i].val_loss) --i;
+    return rows[i].val_loss ? fmt::format("{:.4f}", *rows[i].val_loss) : "";
+  };
   const auto add = [&](std::size_t i) {
     html += fmt::format(
         "<tr><th "
         "scope=\"row\">{}</th><td>{:.4f}</td><td>{:.4f}</td><td>{:.4f}</td><td>{:.3g}</"
-        "td><td>{:.0f}</td></tr>\n",
-        rows[i].step, rows[i].loss, smooth[i], rows[i].grad_norm, rows[i].lr, rows[i].tokens_per_s);
+        "td><td>{:.0f}</td><td>{}</td><td>{}</td></tr>\n",
+        rows[i].step, rows[i].loss, smooth[i], rows[i].grad_norm, rows[i].lr, rows[i].tokens_per_s,
+        rows[i].skipped ? "yes" : "", last_validation(i));
   };
   for (std::size_t i = 0; i + 1 < rows.size(); i += stride) add(i);
   add(rows.size() - 1);
@@ -111,17 +134,25 @@ std::string curves(const Report& report) {
   for (const MetricsRow& row : rows) steps.push_back(static_cast<double>(row.step));
   const auto loss = column(rows, &MetricsRow::loss);
   const auto smooth = smoothed(loss);
+  std::vector<Curve> loss_curves{{"each step", "raw", loss}, {"mean", "smooth", smooth}};
+  Curve validation{"validation", "validation", {}};
+  for (const MetricsRow& row : validated(rows)) {
+    validation.x.push_back(static_cast<double>(row.step));
+    validation.y.push_back(*row.val_loss);
+  }
+  const bool has_validation = !validation.y.empty();
+  if (has_validation) loss_curves.push_back(validation);
 
   std::string html = fmt::format(
       "<section><h2>Loss</h2>\n<p class=\"legend\"><span class=\"raw\">each step</span><span "
       "class=\"smooth\">mean of {} "
-      "steps</span></p>\n{}{}</section>\n",
-      kSmoothSteps,
+      "steps</span>{}</p>\n{}{}</section>\n",
+      kSmoothSteps, has_validation ? "<span class=\"validation\">validation</span>" : "",
       line_chart_svg({.title = fmt::format("Loss over steps: from {:.3f} to {:.3f} (mean of {} steps)", loss.front(),
                                            final_loss(rows), kSmoothSteps),
                       .x_label = "step",
                       .x = steps,
-                      .curves = {{"each step", "raw", loss}, {"mean", "smooth", smooth}},
+                      .curves = loss_curves,
                       .width = 900,
                       .height = 320}),
       steps_table(rows, smooth));

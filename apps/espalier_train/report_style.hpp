@@ -31,6 +31,7 @@ section { padding: 1.1rem 1.25rem 1.25rem; margin: 0 0 0.9rem; min-width: 0; }
 .legend span::before { content: ""; display: inline-block; width: 1.4em; border-top: 3px solid; margin: 0 0.5em 0.25em 0; }
 .legend .raw::before { border-color: var(--leaf-soft); }
 .legend .smooth::before { border-color: var(--leaf); }
+.legend .validation::before { border-color: var(--clay); }
 svg.chart { display: block; width: 100%; height: auto; overflow: visible; }
 .chart text { fill: var(--soft); font-size: 12px; font-variant-numeric: tabular-nums; }
 .chart .end { text-anchor: end; }
@@ -40,6 +41,7 @@ svg.chart { display: block; width: 100%; height: auto; overflow: visible; }
 .curve { fill: none; stroke-linejoin: round; stroke-width: 1.5; }
 .curve.raw { stroke: var(--leaf-soft); stroke-width: 1.2; }
 .curve.smooth { stroke: var(--leaf); stroke-width: 2.4; }
+.curve.validation { stroke: var(--clay); stroke-width: 2; stroke-linecap: round; }
 .curve.norm { stroke: var(--clay); }
 .curve.rate { stroke: var(--sky); stroke-width: 2; }
 .curve.speed { stroke: var(--leaf); }

@@ -3,12 +3,13 @@
 
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 
+#include "apps/exit_codes.hpp"
 #include "espalier/base/check.hpp"
 #include "espalier/base/read_file.hpp"
-#include "espalier/plan/launch/launch.hpp"
 
 namespace espalier::command {
 namespace {
@@ -30,7 +31,8 @@ std::vector<std::string> own_command_line() {
 
 }  // namespace
 
-void run_as_ranks(std::string_view command, std::optional<std::int64_t> num_ranks, const std::function<void()>& rank) {
+void run_as_ranks(std::string_view command, std::optional<std::int64_t> num_ranks, const std::function<void()>& rank,
+                  std::chrono::milliseconds stop_time) {
   const RankEnvironment found = discover_ranks(process_variables());
   const bool alone = found.launcher == Launcher::alone;
   ESPALIER_CHECK_CONFIG(num_ranks || !alone,
@@ -42,7 +44,8 @@ void run_as_ranks(std::string_view command, std::optional<std::int64_t> num_rank
   options.command = own_command_line();
   options.num_ranks = *num_ranks;
   options.speaker = fmt::format("espalier {}", command);
-  options.ranks_explain = true;
+  options.explained_codes = {kRequestIsWrong, kCommunicationFailed, kDefect, 128 + SIGINT, 128 + SIGTERM};
+  options.stop_time = stop_time;
   if (isatty(STDOUT_FILENO)) options.variables[kTerminalVariable] = "1";
   if (const int code = launch_ranks(options); code != 0) throw CLI::RuntimeError(code);
 }

@@ -1,28 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // `espalier train`: the reference GPT on text files. Every rank runs this; rank 0 prints and writes.
+#include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include <chrono>
-#include <cmath>
-#include <filesystem>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <optional>
+#include <vector>
 
 #include "apps/espalier_train/commands.hpp"
 #include "apps/espalier_train/generate.hpp"
 #include "apps/espalier_train/html_text.hpp"
 #include "apps/espalier_train/metrics.hpp"
-#include "apps/espalier_train/options.hpp"
 #include "apps/espalier_train/progress.hpp"
-#include "apps/espalier_train/report.hpp"
+#include "apps/espalier_train/run_folder.hpp"
 #include "apps/espalier_train/self_launch.hpp"
-#include "espalier/base/atomic_file.hpp"
+#include "apps/espalier_train/stop_signal.hpp"
+#include "apps/espalier_train/train_options.hpp"
+#include "apps/espalier_train/validation.hpp"
 #include "espalier/base/check.hpp"
+#include "espalier/comm/collectives.hpp"
 #include "espalier/comm/together.hpp"
-#include "espalier/models/gpt/byte_text.hpp"
 #include "espalier/plan/data/sampler.hpp"
-#include "espalier/plan/schedule/render.hpp"
+#include "espalier/plan/launch/environment.hpp"
 #include "espalier/plan/seed.hpp"
 #include "espalier/train/engine.hpp"
 
@@ -34,164 +35,210 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-nlohmann::json describe(const TrainOptions& options, const Mesh& mesh) {
-  const ModelOptions& model = options.model;
-  return {{"layout", mesh.layout().to_string()},
-          {"text", options.text},
-          {"layers", model.layers},
-          {"hidden", model.hidden},
-          {"heads", model.heads},
-          {"context", model.context},
-          {"batch", options.batch},
-          {"micro_batches", model.micro_batches},
-          {"steps", options.steps},
-          {"lr", options.lr},
-          {"warmup", options.warmup},
-          {"clip", options.clip},
-          {"optimizer", options.optimizer},
-          {"freeze_step", options.freeze_step},
-          {"schedule", model.schedule},
-          {"partition", model.partition},
-          {"precision", model.precision},
-          {"recompute", model.recompute_every},
-          {"p2p", model.point_to_point},
-          {"backend", std::string(to_string(mesh.world().backend()))},
-          {"seed", model.seed},
-          {"threads", model.threads}};
+// What some rank knows before a step and all must: the ConfigError of one becomes everybody's, and the signal that one
+// was sent (0: none) is returned on all. One small exchange.
+std::int64_t agree_to_go_on(const Group& world, std::int64_t signal, const std::optional<std::string>& error) {
+  at::Tensor found = at::tensor({signal, std::int64_t{error.has_value()}}, at::kLong);
+  all_reduce_(found, world, ReduceOp::max).wait();
+  if (found[1].item<std::int64_t>() != 0) agree_no_error(world, error);
+  return found[0].item<std::int64_t>();
 }
 
-// The output folder of rank 0: metrics, configuration, report. Does nothing on other ranks or without --out.
-class Output {
+// One training run on this rank.
+class Run {
  public:
-  Output(const TrainOptions& options, const Mesh& mesh, std::int64_t first_step) : options_(options), mesh_(mesh) {
-    if (options.out.empty() || mesh.world().rank() != 0) return;
-    std::error_code error;
-    std::filesystem::create_directories(options.out, error);
-    ESPALIER_CHECK_CONFIG(!error, "--out {}: the folder cannot be made: {}", options.out, error.message());
-    write_file_atomically(path("config.json"), describe(options, mesh).dump(2) + "\n");
-    metrics_ = std::make_unique<MetricsWriter>(path("metrics.csv"), first_step);
-  }
+  explicit Run(const TrainOptions& options);
 
-  void append(const MetricsRow& row) {
-    if (metrics_) metrics_->append(row);
-  }
-
-  void write_report(const Engine& engine, double seconds, const std::string& prompt, const std::string& sample,
-                    std::int64_t parameters) {
-    if (!metrics_) return;
-    const PipelineModule& module = engine.module();
-    Report report;
-    report.title = fmt::format("GPT, {} parameters", parameters);
-    report.made_with = "espalier " ESPALIER_VERSION;
-    report.metrics = read_metrics(path("metrics.csv"));
-    report.total_seconds = seconds;
-    for (const char* axis : {"pipe", "data"}) report.axes.push_back({axis, mesh_.size(axis)});
-    const auto counts = count_parameters(module.layers());
-    for (std::int64_t stage = 0; stage < module.num_stages(); ++stage) {
-      Report::Stage row;
-      for (std::int64_t i = module.cuts()[stage]; i < module.cuts()[stage + 1]; ++i) {
-        row.layers += (row.layers.empty() ? "" : ", ") + module.layers()[i].type_name;
-        row.num_parameters += counts[i];
-      }
-      report.stages.push_back(row);
-    }
-    for (std::int64_t rank = 0; rank < mesh_.world().size(); ++rank) {
-      report.places.push_back({rank, mesh_.layout().coordinate("pipe", rank), mesh_.layout().coordinate("data", rank)});
-    }
-    const Schedule schedule =
-        schedule_by_name(options_.model.schedule).generate(module.num_stages(), options_.model.micro_batches);
-    report.schedule_name = schedule.name;
-    report.schedule_svg = render_svg(simulate(schedule, {}), schedule.name);
-    const auto settings = describe(options_, mesh_);
-    for (const auto& [name, value] : settings.items())
-      report.settings.push_back({name, value.is_string() ? value.get<std::string>() : value.dump()});
-    report.prompt = prompt;
-    report.sample = sample;
-    write_file_atomically(path("report.html"), render_report(report));
-  }
-
-  std::string path(const std::string& name) const { return (std::filesystem::path(options_.out) / name).string(); }
+  // To the last step; or, when a rank is sent SIGINT or SIGTERM, to the end of the step and CLI::RuntimeError.
+  void go();
 
  private:
+  void take_steps();
+  std::vector<MicroBatch> next_micro_batches() const;
+  void take_step(const std::vector<MicroBatch>& micro_batches);
+  void validate(MetricsRow& row);
+  void save();
+  [[noreturn]] void stop(std::int64_t signal);
+  void write_report(const std::string& prompt, const std::string& sample);
+  std::string path(const std::string& name) const { return RunFolder::path(options_, name); }
+
   const TrainOptions& options_;
-  const Mesh& mesh_;
-  std::unique_ptr<MetricsWriter> metrics_;
+  World world_;
+  Mesh mesh_;
+  Texts texts_;
+  Sampler sampler_;
+  PipelineModule module_;
+  Engine engine_;
+  std::optional<Validation> validation_;
+  bool speaks_;
+  std::int64_t num_parameters_;
+  std::unique_ptr<RunFolder> folder_;
+  std::unique_ptr<Progress> progress_;
+  double best_val_loss_ = 0.0;
+  std::int64_t num_skipped_ = 0;
+  std::int64_t saved_step_ = -1;
+  Clock::time_point begin_ = Clock::now();
 };
 
-void train(const TrainOptions& options) {
-  const ModelOptions& model = options.model;
-  at::set_num_threads(model.threads);
-  WorldOptions world_options = model.world();
-  world_options.postmortem = (std::filesystem::path(options.out) / "postmortem.json").string();
-  const World world = World::from_environment(world_options);
-  const Mesh mesh(world, model.layout_spec());
-  const ByteText text = together(world.group(), [&] { return ByteText(options.text, model.context); });
-  const Sampler sampler({.num_samples = text.num_samples(),
-                         .batch = options.batch,
-                         .data = mesh.size("data"),
-                         .micro_batches = model.micro_batches,
-                         .seed = derive_seed(model.seed, "data")});
-  const PipelineModule module(mesh, gpt_layers(model.gpt()),
-                              {.partition = model.partition_method(),
-                               .seed = model.seed,
-                               .recompute_every = model.recompute_every,
-                               .point_to_point = point_to_point_by_name(model.point_to_point)});
-  Engine engine(mesh, module, options.optimizer_factory(),
-                {.micro_batches = model.micro_batches,
-                 .schedule = schedule_by_name(model.schedule),
-                 .loss = next_token_loss,
-                 .lr = warmup_cosine_lr(options.lr, options.warmup, std::max(options.steps, options.warmup)),
-                 .max_grad_norm = options.clip});
-  const std::string checkpoints = (std::filesystem::path(options.out) / "checkpoints").string();
+WorldOptions world_options(const TrainOptions& options) {
+  WorldOptions world = options.model.world();
+  if (!options.out.empty()) world.postmortem = RunFolder::path(options, "postmortem.json");
+  return world;
+}
+
+Run::Run(const TrainOptions& options)
+    : options_(options),
+      world_(World::from_environment(world_options(options))),
+      mesh_(world_, options.model.layout_spec()),
+      texts_(together(world_.group(), [&] { return open_texts(options); })),
+      sampler_({.num_samples = texts_.training.num_samples(),
+                .batch = options.batch,
+                .data = mesh_.size("data"),
+                .micro_batches = options.model.micro_batches,
+                .seed = derive_seed(options.model.seed, "data")}),
+      module_(mesh_, gpt_layers(options.model.gpt()),
+              {.partition = options.model.partition_method(),
+               .seed = options.model.seed,
+               .recompute_every = options.model.recompute_every,
+               .point_to_point = point_to_point_by_name(options.model.point_to_point)}),
+      engine_(mesh_, module_, options.optimizer_factory(),
+              {.micro_batches = options.model.micro_batches,
+               .schedule = schedule_by_name(options.model.schedule),
+               .loss = next_token_loss,
+               .lr = options.lr_schedule(),
+               .max_grad_norm = options.clip}),
+      speaks_(world_.rank() == 0) {
+  if (texts_.validation) {
+    validation_.emplace(
+        *texts_.validation,
+        ValidationOptions{
+            .batch = options.batch, .micro_batches = options.model.micro_batches, .max_batches = options.eval_batches},
+        mesh_);
+  }
   if (options.resume) {
-    ESPALIER_CHECK_CONFIG(engine.resume(checkpoints), "--resume: there is no checkpoint in {}", checkpoints);
+    ESPALIER_CHECK_CONFIG(engine_.resume(path("checkpoints")), "--resume: there is no checkpoint in {}",
+                          path("checkpoints"));
+    saved_step_ = engine_.step();
   }
-  const std::int64_t parameters = engine.num_parameters();
-  const auto output = together(world.group(), [&] { return std::make_unique<Output>(options, mesh, engine.step()); });
+  num_parameters_ = engine_.num_parameters();
+  folder_ = together(world_.group(), [&] { return std::make_unique<RunFolder>(options, mesh_, engine_.step()); });
+  at::Tensor best = at::tensor({folder_->best_val_loss()}, at::kDouble);
+  all_reduce_(best, world_.group(), ReduceOp::min).wait();
+  best_val_loss_ = best.item<double>();
+  progress_ = std::make_unique<Progress>(speaks_, options.steps, engine_.step(), options.log_every);
+}
 
-  const bool speaks = world.rank() == 0;
-  Progress progress(speaks, options.steps, engine.step());
-  if (speaks) {
-    fmt::print("{} parameters, {}, {} over {}, {} bytes of text\n", parameters, mesh.layout().to_string(),
-               world.size() == 1 ? "one rank" : fmt::format("{} ranks", world.size()), to_string(world.backend()),
-               text.num_bytes());
+void Run::go() {
+  if (speaks_) {
+    fmt::print("{} parameters, {}, {} over {}, {} bytes of text{}\n", num_parameters_, mesh_.layout().to_string(),
+               world_.size() == 1 ? "one rank" : fmt::format("{} ranks", world_.size()), to_string(world_.backend()),
+               texts_.training.num_bytes(),
+               texts_.validation ? fmt::format(", {} to validate with", texts_.validation->num_bytes()) : "");
+    if (const std::string warning = options_.lr_warning(); !warning.empty())
+      fmt::print(stderr, "espalier train: {}\n", warning);
   }
-  const std::int64_t data_rank = mesh.coordinate("data");
-  const auto begin = Clock::now();
-  const double waited_before = world.wait_seconds();
-  while (engine.step() < options.steps) {
-    const std::int64_t step = engine.step();
-    const auto step_begin = Clock::now();
-    const StepResult result = engine.train_batch([&](std::int64_t micro_batch) -> MicroBatch {
-      const ByteText::Batch batch = text.batch(sampler.micro_batch(step, data_rank, micro_batch));
-      return {{batch.input}, {batch.target}};
-    });
-    const double seconds = seconds_since(step_begin);
-    const double tokens_per_s = static_cast<double>(options.batch * model.context) / seconds;
-    output->append({.step = step,
-                    .loss = result.loss,
-                    .grad_norm = result.grad_norm,
-                    .lr = result.lr,
-                    .tokens_per_s = tokens_per_s,
-                    .averaging_bytes = result.averaging.bytes_sent,
-                    .averaging_fp32_bytes = result.averaging_fp32_bytes,
-                    .averaging_share = result.averaging.seconds / seconds});
-    progress.show({step, result.loss, tokens_per_s});
-    const bool last = engine.step() == options.steps;
-    if (!options.out.empty() && (last || engine.step() % options.save_every == 0)) engine.save(checkpoints);
-  }
-
-  if (speaks && world.size() > 1) {
-    fmt::print("\n{:.1f} s, of which rank 0 waited {:.1f} s for other ranks\n", seconds_since(begin),
-               world.wait_seconds() - waited_before);
+  begin_ = Clock::now();
+  const double waited_before = world_.wait_seconds();
+  take_steps();
+  if (speaks_ && world_.size() > 1) {
+    fmt::print("\n{:.1f} s, of which rank 0 waited {:.1f} s for other ranks\n", seconds_since(begin_),
+               world_.wait_seconds() - waited_before);
   }
 
   const std::string prompt = "\n";
-  const std::string sample =
-      generate(module, prompt, options.sample, model.context, 0.8, derive_seed(model.seed, "sample"));
-  if (speaks && !sample.empty()) fmt::print("\n{}\n", readable(sample));
-  together(world.group(), [&] { output->write_report(engine, seconds_since(begin), prompt, sample, parameters); });
-  if (speaks && !options.out.empty()) fmt::print("\nreport: {}\n", output->path("report.html"));
+  const std::string sample = generate(module_, prompt, options_.sample, options_.model.context, 0.8,
+                                      derive_seed(options_.model.seed, "sample"));
+  if (speaks_ && !sample.empty()) fmt::print("\n{}\n", readable(sample));
+  write_report(prompt, sample);
+}
+
+// Also after the last one: a signal that came during it ends the run before its sample.
+void Run::take_steps() {
+  const bool alone = discover_ranks(process_variables()).launcher == Launcher::alone;
+  const StopSignal stop_signal(/*second_ends=*/alone);
+  while (true) {
+    std::vector<MicroBatch> micro_batches;
+    std::optional<std::string> error;
+    try {
+      if (engine_.step() < options_.steps) micro_batches = next_micro_batches();
+    } catch (const ConfigError& trouble) {
+      error = trouble.what();
+    }
+    if (const std::int64_t signal = agree_to_go_on(world_.group(), stop_signal.number(), error)) stop(signal);
+    if (engine_.step() >= options_.steps) return;
+    take_step(micro_batches);
+  }
+}
+
+std::vector<MicroBatch> Run::next_micro_batches() const {
+  std::vector<std::int64_t> samples;
+  for (std::int64_t m = 0; m < options_.model.micro_batches; ++m) {
+    const auto some = sampler_.micro_batch(engine_.step(), mesh_.coordinate("data"), m);
+    samples.insert(samples.end(), some.begin(), some.end());
+  }
+  return micro_batches_of(texts_.training, samples, sampler_.micro_batch_size(), module_);
+}
+
+void Run::take_step(const std::vector<MicroBatch>& micro_batches) {
+  const std::int64_t step = engine_.step();
+  const auto begin = Clock::now();
+  const StepResult result =
+      engine_.train_batch([&](std::int64_t m) { return micro_batches[static_cast<std::size_t>(m)]; });
+  const double seconds = seconds_since(begin);
+  const double tokens_per_s = static_cast<double>(options_.batch * options_.model.context) / seconds;
+  num_skipped_ += result.skipped ? 1 : 0;
+  MetricsRow row{.step = step,
+                 .loss = result.loss,
+                 .grad_norm = result.grad_norm,
+                 .lr = result.lr,
+                 .tokens_per_s = tokens_per_s,
+                 .averaging_bytes = result.averaging.bytes_sent,
+                 .averaging_fp32_bytes = result.averaging_fp32_bytes,
+                 .averaging_share = result.averaging.seconds / seconds,
+                 .skipped = result.skipped};
+  progress_->show({step, result.loss, tokens_per_s, num_skipped_});
+  if (options_.evaluates_after(engine_.step())) validate(row);
+  folder_->append(row);
+  if (engine_.step() == options_.steps || engine_.step() % options_.save_every == 0) save();
+}
+
+// Every rank has the same loss, so all save the best or none does.
+void Run::validate(MetricsRow& row) {
+  const double loss = validation_->loss(engine_);
+  row.val_loss = loss;
+  const bool best = loss < best_val_loss_;
+  progress_->say(row.step, fmt::format("validation loss {:.4f}  perplexity {:.4g}{}", loss, perplexity(loss),
+                                       best ? "  the best so far" : ""));
+  if (!best) return;
+  best_val_loss_ = loss;
+  if (!options_.out.empty()) engine_.save(path("best"));
+}
+
+void Run::save() {
+  if (options_.out.empty() || saved_step_ == engine_.step()) return;
+  engine_.save(path("checkpoints"));
+  saved_step_ = engine_.step();
+}
+
+void Run::stop(std::int64_t signal) {
+  save();
+  write_report("", "");
+  if (speaks_) {
+    fmt::print(stderr, "espalier train: stopped by a signal after step {} of {}; {}\n", engine_.step(), options_.steps,
+               options_.out.empty()
+                   ? "nothing is saved, as there is no --out"
+                   : fmt::format("it is saved in {}: go on with the same options and --resume", path("checkpoints")));
+  }
+  throw CLI::RuntimeError(static_cast<int>(128 + signal));
+}
+
+void Run::write_report(const std::string& prompt, const std::string& sample) {
+  together(world_.group(), [&] {
+    folder_->write_report(
+        module_,
+        {.seconds = seconds_since(begin_), .num_parameters = num_parameters_, .prompt = prompt, .sample = sample});
+  });
+  if (speaks_ && !options_.out.empty()) fmt::print("\nreport: {}\n", path("report.html"));
 }
 
 }  // namespace
@@ -200,7 +247,8 @@ void add_train(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("train", "Train the reference GPT on text files");
   const auto options = std::make_shared<TrainOptions>();
   options->add_to(*sub);
-  sub->callback([options] { run_as_ranks("train", options->check(), [&] { train(*options); }); });
+  sub->callback(
+      [options] { run_as_ranks("train", options->check(), [&] { Run(*options).go(); }, options->stop_time()); });
 }
 
 }  // namespace espalier::command

@@ -120,6 +120,22 @@ TEST(Report, ShowsWhatAveragingCostBeforeAndAfterTheFreeze) {
   EXPECT_THAT(render_report(report), Not(HasSubstr("Averaging over data")));
 }
 
+TEST(Report, ShowsValidationAndSkippedStepsWhereThereAreAny) {
+  Report report = full_report();
+  EXPECT_THAT(render_report(report), Not(HasSubstr("alidation loss <")));
+  EXPECT_THAT(render_report(report), Not(HasSubstr("class=\"validation\"")));
+  report.metrics[99].val_loss = 3.25;
+  report.metrics[199].val_loss = 2.5;
+  report.metrics[299].val_loss = 2.75;
+  for (const std::size_t step : {10, 20, 30}) report.metrics[step].skipped = true;
+  const std::string html = render_report(report);
+  EXPECT_EQ(complaint(html), "");
+  EXPECT_THAT(html, HasSubstr("<dt>Validation loss</dt><dd>2.750 <small>perplexity 15.64, best 2.500 after step 200"));
+  EXPECT_THAT(html, HasSubstr("<dd>400 <small>in 1 min 15 s, 3 skipped"));
+  EXPECT_THAT(html, HasSubstr("<span class=\"validation\">validation</span>"));
+  EXPECT_THAT(html, HasSubstr("<path class=\"curve validation\" d=\"M"));
+}
+
 TEST(Report, PutsSeveralRanksOfOnePlaceTogether) {
   Report report = full_report();
   report.places = {{0, 0, 0}, {1, 0, 0}, {2, 0, 1}, {3, 0, 1}};

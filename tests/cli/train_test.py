@@ -7,110 +7,17 @@ Usage: train_test.py ESPALIER [unittest arguments]; ESPALIER is the program to t
 import csv
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
-from processes import ESPALIER, clean_environment
-
-SMALL = {"--layers": "2", "--hidden": "16", "--heads": "2", "--context": "16", "--batch": "8", "--micro-batches": "2",
-         "--warmup": "2", "--sample": "8"}
+from processes import ESPALIER
+from train_case import TrainCase, children, is_rank, small_model
 
 
-def small_model(arguments, names=tuple(SMALL)):
-    """The small model's options, but for those that are given."""
-    return [word for name in names if name not in arguments for word in (name, SMALL[name])]
-
-
-def children(pid):
-    """All processes below pid, found through /proc."""
-    below = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat") as stat:
-                    below.setdefault(int(stat.read().rsplit(")", 1)[1].split()[1]), []).append(int(entry))
-            except OSError:
-                pass
-    found, todo = [], [pid]
-    while todo:
-        for child in below.get(todo.pop(), []):
-            found.append(child)
-            todo.append(child)
-    return found
-
-
-def is_rank(pid):
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as environ:
-            return b"ESPALIER_RANK=" in environ.read()
-    except OSError:
-        return False
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-class Train(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.folder.cleanup)
-        self.text = self.path("text")
-        random.seed(1)
-        with open(self.text, "w") as text:
-            text.write("".join(random.choice("the quick brown fox ") for _ in range(4000)))
-
-    def path(self, name):
-        return os.path.join(self.folder.name, name)
-
-    def command(self, *arguments):
-        return [ESPALIER, "train", "--text", self.text, *small_model(arguments), *arguments]
-
-    def run_command(self, command, **more):
-        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120, env=clean_environment() | more.pop("env", {}), **more)
-
-    def train(self, *arguments):
-        done = self.run_command(self.command(*arguments))
-        self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
-        return done
-
-    def losses(self, out):
-        with open(os.path.join(out, "metrics.csv")) as metrics:
-            return [(row["step"], row["loss"], row["grad_norm"], row["lr"]) for row in csv.DictReader(metrics)]
-
-    def start(self, *arguments):
-        process = subprocess.Popen(self.command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-                                   env=clean_environment(), start_new_session=True)
-        self.addCleanup(lambda: (process.kill(), process.wait(), process.stdout.close(), process.stderr.close()))
-        return process
-
-    def wait_for_rows(self, out, rows, process):
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            self.assertIsNone(process.poll(), "it ended early")
-            try:
-                if len(self.losses(out)) >= rows:
-                    return
-            except (OSError, KeyError):
-                pass
-            time.sleep(0.01)
-        self.fail("no progress")
-
-    def assert_gone(self, pids):
-        deadline = time.monotonic() + 2
-        while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        self.assertEqual([pid for pid in pids if alive(pid)], [])
-
+class Train(TrainCase):
     def test_writes_metrics_configuration_checkpoints_and_a_report(self):
         out = self.path("out")
         done = self.train("--layout", "pipe=2,data=2", "--steps", "6", "--save-every", "3", "--out", out)
@@ -198,6 +105,18 @@ class Train(unittest.TestCase):
         self.assertRegex(shown.stdout, rf"\n2 +{ranks[2]} +died\b")
         print(f"ended after {seconds:.2f} s:\n{errors}", file=sys.stderr)
 
+    def test_a_failed_run_without_a_folder_writes_nothing(self):
+        here = self.path("here")
+        os.mkdir(here)
+        process = self.start("--layout", "data=2", "--steps", "100000", "--log-every", "1", cwd=here)
+        process.stdout.readline()
+        self.assertIn("step", process.stdout.readline())
+        os.kill(next(pid for pid in children(process.pid) if is_rank(pid)), signal.SIGKILL)
+        _, errors = process.communicate(timeout=10)
+        self.assertNotEqual(process.returncode, 0)
+        self.assertIn("SIGKILL", errors)
+        self.assertEqual(os.listdir(here), [])
+
     def test_sigterm_and_sigint_end_every_rank_within_two_seconds(self):
         for number in (signal.SIGTERM, signal.SIGINT):
             out = self.path(f"out{number}")
@@ -241,6 +160,21 @@ class Train(unittest.TestCase):
             (["--backend", "pigeon"], ["pigeon", "host"]),
             (["--optimizer", "sgd"], ["sgd", "onebit-adam"]),
             (["--optimizer", "onebit-adam", "--freeze-step", "0"], ["--freeze-step is 0"]),
+            (["--min-lr", "0.1"], ["--min-lr is 0.1", "--lr 0.003"]),
+            (["--min-lr", "0.001", "--decay", "constant"], ["--min-lr", "constant"]),
+            (["--decay", "steps"], ["steps", "wsd"]),
+            (["--decay-steps", "2"], ["--decay-steps", "cosine", "wsd"]),
+            (["--decay", "wsd", "--decay-steps", "2"], ["--warmup 2", "--decay-steps 2", "--steps 3", "0 to 1"]),
+            (["--warmup", "-1"], ["--warmup is -1"]),
+            (["--betas", "0.9,1"], ["--betas is 1", "below 1"]),
+            (["--weight-decay", "-0.1"], ["--weight-decay is -0.1"]),
+            (["--val-fraction", "1"], ["--val-fraction is 1", "below 1"]),
+            (["--val-fraction", "0.01"], ["40 bytes", "2 sequences", "--batch 8"]),
+            (["--val-fraction", "0.1", "--val-text", self.text], ["--val-text", "--val-fraction 0.1"]),
+            (["--val-text", self.path("missing")], ["missing"]),
+            (["--eval-every", "5"], ["--eval-every 5", "--val-text"]),
+            (["--val-fraction", "0.1", "--eval-every", "0"], ["--eval-every is 0"]),
+            (["--log-every", "-1"], ["--log-every is -1"]),
             (["--what"], ["--what"]),
         ]:
             for layout in ([], ["--layout", "pipe=2"]):

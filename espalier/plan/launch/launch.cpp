@@ -91,8 +91,8 @@ int launch_ranks(const LaunchOptions& options) {
   Supervisor::Policy policy{.speaker = options.speaker, .name_of = [&](std::size_t rank, pid_t pid) {
                               return fmt::format("rank {} of {} (pid {})", rank, options.num_ranks, pid);
                             }};
-  if (options.ranks_explain)
-    policy.explained_codes = {detail::kConfigErrorCode, detail::kCommErrorCode, detail::kInternalErrorCode};
+  policy.explained_codes = options.explained_codes;
+  policy.stop_time = options.stop_time;
   Supervisor supervisor(policy, std::move(ranks));
   meeting.shut();  // from here on rank 0 alone holds it
   return supervisor.run();

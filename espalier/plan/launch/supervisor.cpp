@@ -193,7 +193,7 @@ void Supervisor::enter(Phase phase, milliseconds time) {
 void Supervisor::terminate() {
   signal_living(SIGTERM);
   signal_living(SIGCONT);  // a stopped one too
-  enter(Phase::terminating, policy_.terminate_time);
+  enter(Phase::terminating, interrupted_by_ != 0 ? policy_.stop_time : policy_.terminate_time);
 }
 
 void Supervisor::kill_all() {

@@ -18,8 +18,8 @@
 
 namespace espalier::detail {
 
-// Exit codes of programs that use Espalier as its own commands do.
-inline constexpr int kConfigErrorCode = 2, kCommErrorCode = 3, kInternalErrorCode = 4;
+// With which programs that use Espalier as its own commands do end when they have lost a peer.
+inline constexpr int kCommErrorCode = 3;
 
 // Signals come through a descriptor instead of handlers; the destructor restores everything.
 class SignalQueue {
@@ -48,7 +48,8 @@ class Supervisor {
     // "rank 3 of 4 (pid 17)"
     std::function<std::string(std::size_t child, pid_t pid)> name_of;
     std::chrono::milliseconds notice_time{500};     // from a failure to SIGTERM for the others
-    std::chrono::milliseconds terminate_time{800};  // from SIGTERM to SIGKILL
+    std::chrono::milliseconds terminate_time{800};  // from SIGTERM to SIGKILL, after a failure
+    std::chrono::milliseconds stop_time{800};       // the same after a signal to us
     std::set<int> explained_codes = {};             // exit codes that come with a text of the child's own
     int lifeline = -1;                              // a descriptor whose end is an end for all, as SIGHUP is; -1: none
   };

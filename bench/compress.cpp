@@ -12,10 +12,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <functional>
 #include <vector>
 
+#include "bench/command_line.hpp"
 #include "espalier/comm/collectives.hpp"
 #include "espalier/comm/run_ranks.hpp"
 #include "espalier/parallel/compress/compressed_all_reduce.hpp"
@@ -129,20 +129,22 @@ void means(const esp::World& world, std::int64_t count, int rounds) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::int64_t mib = argc > 1 ? std::atoll(argv[1]) : 64;
-  const int rounds = argc > 2 ? std::atoi(argv[2]) : 11;
-  const std::int64_t count = (mib << 20) / 4;
-  at::set_num_threads(1);
-  const auto world = esp::World::from_environment();
-  if (world.rank() == 0) fmt::print("{} MiB of float32, {} rounds, medians\n", mib, rounds);
-  if (world.size() > 1) {
-    means(world, count, rounds);
-    return 0;
-  }
-  fmt::print("\ncompression\n");
-  compression(count, rounds);
-  fmt::print("\nmean over 2 ranks\n");
-  for (const esp::Backend backend : {esp::Backend::gloo, esp::Backend::host}) {
-    esp::run_ranks(2, [&](esp::World& threads) { means(threads, count, rounds); }, {.backend = backend});
-  }
+  std::int64_t mib = 64;
+  int rounds = 11;
+  CLI::App app("The 1-bit all-reduce: its kernels, and the mean of 2 ranks or of a launcher's.", "bench_compress");
+  app.add_option("MiB", mib, "Of float32")->check(CLI::Range(1, 65536))->capture_default_str();
+  app.add_option("rounds", rounds, "Of which the median is taken")->check(CLI::PositiveNumber)->capture_default_str();
+  return esp::bench::run(app, argc, argv, [&] {
+    const std::int64_t count = (mib << 20) / 4;
+    at::set_num_threads(1);
+    const auto world = esp::World::from_environment();
+    if (world.rank() == 0) fmt::print("{} MiB of float32, {} rounds, medians\n", mib, rounds);
+    if (world.size() > 1) return means(world, count, rounds);
+    fmt::print("\ncompression\n");
+    compression(count, rounds);
+    fmt::print("\nmean over 2 ranks\n");
+    for (const esp::Backend backend : {esp::Backend::gloo, esp::Backend::host}) {
+      esp::run_ranks(2, [&](esp::World& threads) { means(threads, count, rounds); }, {.backend = backend});
+    }
+  });
 }

@@ -28,6 +28,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench/command_line.hpp"
 #include "espalier/comm/backends/c10d/gloo.hpp"
 #include "espalier/comm/backends/host/host_transport.hpp"
 #include "espalier/comm/collectives.hpp"
@@ -203,11 +204,15 @@ void report(std::string_view name, const Connect& connect, int rounds) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int rounds = argc > 1 ? std::atoi(argv[1]) : 20;
-  const int gloo_rounds = argc > 2 ? std::atoi(argv[2]) : 5;
-  fmt::print(
-      "| | rounds | first to know, median | last to know, median | max | name the victim |\n|---|---|---|---|---|---|\n");
-  report("espalier, host", connect_host, rounds);
-  report("espalier, gloo", connect_gloo, gloo_rounds);
-  report("c10d Gloo", connect_plain_gloo, gloo_rounds);
+  int rounds = 20, gloo_rounds = 5;
+  CLI::App app("How long survivors take to know that a rank was killed, and whether they name it.", "bench_death");
+  app.add_option("rounds", rounds, "Over host")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("gloo_rounds", gloo_rounds, "Over Gloo")->check(CLI::PositiveNumber)->capture_default_str();
+  return esp::bench::run(app, argc, argv, [&] {
+    fmt::print(
+        "| | rounds | first to know, median | last to know, median | max | name the victim |\n|---|---|---|---|---|---|\n");
+    report("espalier, host", connect_host, rounds);
+    report("espalier, gloo", connect_gloo, gloo_rounds);
+    report("c10d Gloo", connect_plain_gloo, gloo_rounds);
+  });
 }

@@ -24,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/command_line.hpp"
 #include "espalier/base/error.hpp"
 #include "espalier/comm/backends/c10d/gloo.hpp"
 #include "espalier/comm/backends/host/host_transport.hpp"
@@ -295,7 +296,6 @@ void run(const std::string& layout_text, int rounds) {
                layout.to_string(), layout.families().size(), bench.plan.communicators_of(0, control.size()).size(),
                rounds);
   }
-  if (rounds < 1) throw esp::ConfigError(fmt::format("bench_groups: {} rounds; expected at least 1", rounds));
   if (bench.plan.communicators_of(control.rank(), control.size()).empty())
     throw esp::ConfigError("bench_groups: " + layout.to_string() + " has no groups besides the world; take two axes");
   live_groups(bench, rounds);
@@ -306,11 +306,10 @@ void run(const std::string& layout_text, int rounds) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    run(argc > 1 ? argv[1] : "pipe=2,data=4,tensor=2", argc > 2 ? std::atoi(argv[2]) : 21);
-    return 0;
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    return 1;
-  }
+  std::string layout = "pipe=2,data=4,tensor=2";
+  int rounds = 21;
+  CLI::App app("What it takes to make all groups of a layout, on the ranks of a launcher.", "bench_groups");
+  app.add_option("layout", layout, "Whose groups")->capture_default_str();
+  app.add_option("rounds", rounds, "Of which the median is taken")->check(CLI::PositiveNumber)->capture_default_str();
+  return esp::bench::run(app, argc, argv, [&] { run(layout, rounds); });
 }

@@ -8,12 +8,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "bench/command_line.hpp"
 #include "espalier/base/check.hpp"
 #include "espalier/comm/collectives.hpp"
 #include "espalier/comm/world.hpp"
@@ -84,12 +84,14 @@ void run(std::int64_t mib, std::int64_t rounds, const std::string& interface) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  at::set_num_threads(1);
-  try {
-    run(argc > 1 ? std::atoll(argv[1]) : 16, argc > 2 ? std::atoll(argv[2]) : 3, argc > 3 ? argv[3] : "eth0");
-    return 0;
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    return 1;
-  }
+  std::int64_t mib = 16, rounds = 3;
+  std::string interface = "eth0";
+  CLI::App app("Collectives over gloo and over hierarchical in turn, on ranks of two hosts.", "bench_hierarchical");
+  app.add_option("MiB", mib, "Of float32")->check(CLI::Range(1, 65536))->capture_default_str();
+  app.add_option("rounds", rounds, "Of which the median is taken")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("interface", interface, "Whose bytes are counted")->capture_default_str();
+  return esp::bench::run(app, argc, argv, [&] {
+    at::set_num_threads(1);
+    run(mib, rounds, interface);
+  });
 }

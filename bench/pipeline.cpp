@@ -9,10 +9,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <thread>
 #include <vector>
 
+#include "bench/command_line.hpp"
 #include "espalier/comm/collectives.hpp"
 #include "espalier/comm/run_ranks.hpp"
 #include "espalier/parallel/pipeline/executor.hpp"
@@ -76,11 +76,8 @@ std::int64_t num_instructions(const esp::Schedule& schedule) {
   return count;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+void run(int rounds) {
   ::prctl(PR_SET_TIMERSLACK, 1);  // ns, of the threads to come: without it a layer sleeps up to 50 us too long
-  const int rounds = argc > 1 ? std::atoi(argv[1]) : 5;
   constexpr std::int64_t kMicroBatches = 16;
   const auto nothing = esp::function("nothing", [](const at::Tensor& x) { return x.clone(); });
   const auto sleeps = esp::function("sleeps", [](const at::Tensor& x) { return Sleep::apply(x); });
@@ -106,4 +103,14 @@ int main(int argc, char** argv) {
       fmt::print("{:>6} {:<8} {:>10.2f} {:>9.0f} {:>6.3f}\n", stages, kind.name, ms, bound, ms / bound);
     }
   }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int rounds = 5;
+  CLI::App app("What the pipeline's executor costs, with layers that do nothing and layers that sleep.",
+               "bench_pipeline");
+  app.add_option("rounds", rounds, "Of which the median is taken")->check(CLI::PositiveNumber)->capture_default_str();
+  return esp::bench::run(app, argc, argv, [&] { run(rounds); });
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Data parallel training of a torch::nn module: each rank sees its own samples, all hold the same weights.
 //   espalier run -n 2 -- ./02_data_parallel
+#include <ATen/Context.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
@@ -16,6 +17,7 @@ int main() {
   const esp::World world = esp::World::from_environment();
   const esp::Mesh mesh(world, {.data = esp::kRest});
 
+  at::manual_seed(1);  // of the initial weights: the same on every rank and in every run
   const nn::Sequential net(nn::Linear(2, 16), nn::Tanh(), nn::Linear(16, 1));
   const esp::PipelineModule model(mesh, {esp::layer_of(net.ptr())});
   esp::Engine engine(mesh, model, esp::adamw({.lr = 1e-2}),

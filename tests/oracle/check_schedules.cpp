@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "espalier/plan/schedule/compute_schedules.hpp"
+#include "espalier/plan/schedule/compute_simulation.hpp"
 #include "espalier/plan/schedule/schedules.hpp"
 #include "tests/oracle/check.hpp"
 
@@ -41,12 +43,51 @@ Json data_parallel(const Json& record) {
   return answer;
 }
 
+Json orders(const ComputeSchedule& schedule) {
+  Json ranks = Json::array();
+  for (const auto& steps : schedule.ranks) {
+    std::string order;
+    for (const ComputeStep& step : steps) order += (order.empty() ? "" : " ") + to_string(step);
+    ranks.push_back(order);
+  }
+  return ranks;
+}
+
+// The table is the order of the forwards.
+Json interleaved(const Json& record) {
+  const Json& in = record["in"];
+  const std::int64_t chunks = in["chunks"];
+  const ComputeSchedule schedule =
+      interleaved_1f1b(in["ranks"], in["micro_batches"], {.num_chunks = chunks, .group_size = in["group"]});
+  Json table = Json::array();
+  for (const ComputeStep& step : schedule.ranks.front()) {
+    if (step.pass == Pass::forward) table.push_back({step.micro_batch, step.chunk});
+  }
+  const double part = 1.0 / static_cast<double>(chunks);
+  const ComputeSimulation simulation = simulate(schedule, {.forward = part, .backward = 2 * part});
+  return {{"table", table}, {"order", orders(schedule)}, {"span", simulation.span}, {"ideal", simulation.ideal}};
+}
+
+Json dualpipev(const Json& record) {
+  const ComputeSchedule schedule = dualpipe_v(record["in"]["ranks"], record["in"]["micro_batches"]);
+  return {{"order", orders(schedule)}, {"span", simulate(schedule, {}).span}, {"peak_live", check(schedule).peak_live}};
+}
+
+// The warm-up is the order's, which is compared whole.
+Json without_warmup(const Json& record) {
+  Json expected = expected_of(record);
+  expected.erase("warmup");
+  return expected;
+}
+
 }  // namespace
 
 Checkers schedules_checkers() {
   return {{"train", pipeline(one_f_one_b())},
           {"inference", pipeline(forward_only())},
-          {"data_parallel", {.answer = data_parallel}}};
+          {"data_parallel", {.answer = data_parallel}},
+          {"interleaved", {.answer = interleaved, .expected = without_warmup}},
+          {"dualpipev", {.answer = dualpipev}}};
 }
 
 }  // namespace espalier::oracle

@@ -12,7 +12,7 @@
 
 namespace espalier::command {
 
-inline constexpr int kRequestIsWrong = 2, kCommunicationFailed = 3, kDefect = 4;
+inline constexpr int kRequestIsWrong = 2, kCommunicationFailed = 3, kDefect = 4, kDiverged = 5;
 
 // Runs a program's body and returns its exit code. What it throws becomes one line on standard error and the code of
 // its kind. All ranks find the same thing wrong with a request: `speaks_for_all` says whether this one is to print it.

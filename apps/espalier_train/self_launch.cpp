@@ -44,7 +44,7 @@ void run_as_ranks(std::string_view command, std::optional<std::int64_t> num_rank
   options.command = own_command_line();
   options.num_ranks = *num_ranks;
   options.speaker = fmt::format("espalier {}", command);
-  options.explained_codes = {kRequestIsWrong, kCommunicationFailed, kDefect, 128 + SIGINT, 128 + SIGTERM};
+  options.explained_codes = {kRequestIsWrong, kCommunicationFailed, kDefect, kDiverged, 128 + SIGINT, 128 + SIGTERM};
   options.stop_time = stop_time;
   if (isatty(STDOUT_FILENO)) options.variables[kTerminalVariable] = "1";
   if (const int code = launch_ranks(options); code != 0) throw CLI::RuntimeError(code);

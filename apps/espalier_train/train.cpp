@@ -19,6 +19,7 @@
 #include "apps/espalier_train/stop_signal.hpp"
 #include "apps/espalier_train/train_options.hpp"
 #include "apps/espalier_train/validation.hpp"
+#include "apps/exit_codes.hpp"
 #include "espalier/base/check.hpp"
 #include "espalier/comm/collectives.hpp"
 #include "espalier/comm/together.hpp"
@@ -59,6 +60,7 @@ class Run {
   void validate(MetricsRow& row);
   void save();
   [[noreturn]] void stop(std::int64_t signal);
+  [[noreturn]] void diverge(const std::string& how);
   void write_report(const std::string& prompt, const std::string& sample);
   std::string path(const std::string& name) const { return RunFolder::path(options_, name); }
 
@@ -76,6 +78,7 @@ class Run {
   std::unique_ptr<Progress> progress_;
   double best_val_loss_ = 0.0;
   std::int64_t num_skipped_ = 0;
+  std::int64_t skipped_in_a_row_ = 0;
   std::int64_t saved_step_ = -1;
   Clock::time_point begin_ = Clock::now();
 };
@@ -106,7 +109,8 @@ Run::Run(const TrainOptions& options)
                .schedule = schedule_by_name(options.model.schedule),
                .loss = next_token_loss,
                .lr = options.lr_schedule(),
-               .max_grad_norm = options.clip}),
+               .max_grad_norm = options.clip,
+               .facts = together(world_.group(), [&] { return facts_of(options, texts_); })}),
       speaks_(world_.rank() == 0) {
   if (texts_.validation) {
     validation_.emplace(
@@ -146,10 +150,11 @@ void Run::go() {
   }
 
   const std::string prompt = "\n";
-  const std::string sample = generate(module_, prompt, options_.sample, options_.model.context, 0.8,
-                                      derive_seed(options_.model.seed, "sample"));
-  if (speaks_ && !sample.empty()) fmt::print("\n{}\n", readable(sample));
-  write_report(prompt, sample);
+  const std::optional<std::string> sample = generate(module_, prompt, options_.sample, options_.model.context, 0.8,
+                                                     derive_seed(options_.model.seed, "sample"));
+  if (!sample) diverge("no sample can be drawn: what the model gives is not finite");
+  if (speaks_ && !sample->empty()) fmt::print("\n{}\n", readable(*sample));
+  write_report(prompt, *sample);
 }
 
 // Also after the last one: a signal that came during it ends the run before its sample.
@@ -187,6 +192,7 @@ void Run::take_step(const std::vector<MicroBatch>& micro_batches) {
   const double seconds = seconds_since(begin);
   const double tokens_per_s = static_cast<double>(options_.batch * options_.model.context) / seconds;
   num_skipped_ += result.skipped ? 1 : 0;
+  skipped_in_a_row_ = result.skipped ? skipped_in_a_row_ + 1 : 0;
   MetricsRow row{.step = step,
                  .loss = result.loss,
                  .grad_norm = result.grad_norm,
@@ -199,6 +205,12 @@ void Run::take_step(const std::vector<MicroBatch>& micro_batches) {
   progress_->show({step, result.loss, tokens_per_s, num_skipped_});
   if (options_.evaluates_after(engine_.step())) validate(row);
   folder_->append(row);
+  if (options_.max_skipped > 0 && skipped_in_a_row_ >= options_.max_skipped) {
+    diverge(
+        fmt::format("{} steps in a row were skipped, as their gradients were not finite (loss {}, gradient norm {}, "
+                    "learning rate {} in the last)",
+                    skipped_in_a_row_, result.loss, result.grad_norm, result.lr));
+  }
   if (engine_.step() == options_.steps || engine_.step() % options_.save_every == 0) save();
 }
 
@@ -230,6 +242,18 @@ void Run::stop(std::int64_t signal) {
                    : fmt::format("it is saved in {}: go on with the same options and --resume", path("checkpoints")));
   }
   throw CLI::RuntimeError(static_cast<int>(128 + signal));
+}
+
+// Nothing more is saved: the checkpoints there are may be worth going on from.
+void Run::diverge(const std::string& how) {
+  write_report("", "");
+  if (speaks_) {
+    fmt::print(stderr,
+               "espalier train: diverged after step {} of {}: {}; lower --lr, set --clip or lengthen --warmup{}\n",
+               engine_.step(), options_.steps, how,
+               options_.out.empty() ? "" : fmt::format(", and go on from a checkpoint in {}", options_.out));
+  }
+  throw CLI::RuntimeError(kDiverged);
 }
 
 void Run::write_report(const std::string& prompt, const std::string& sample) {

@@ -72,6 +72,8 @@ void TrainOptions::add_to(CLI::App& app) {
          "How it falls then: cosine, linear, constant (not at all) or wsd (a line over the last --decay-steps)");
   app.add_option("--decay-steps", decay_steps, "wsd: steps of the fall at the end [a fifth of --steps]");
   option("--clip", clip, "Largest global gradient norm; 0: do not clip");
+  option("--max-skipped", max_skipped,
+         "Steps in a row that may be skipped, as their gradients are not finite, until the run ends; 0: any number");
   option("--optimizer", optimizer, "adamw or onebit-adam, which sends one bit a parameter over data");
   option("--weight-decay", weight_decay, "Of the optimizer, decoupled");
   option("--betas", betas, "Of the optimizer: 0.9,0.95")->delimiter(',');
@@ -95,6 +97,7 @@ std::optional<std::int64_t> TrainOptions::check() const {
   check_schedule(*this);
   check_validation(*this);
   check_range("--clip", clip, clip >= 0.0, "a finite number >= 0");
+  ESPALIER_CHECK_CONFIG(max_skipped >= 0, "--max-skipped is {}; expected 0 or more", max_skipped);
   check_range("--weight-decay", weight_decay, weight_decay >= 0.0, "a finite number >= 0");
   for (const double beta : betas)
     check_range("--betas", beta, beta >= 0.0 && beta < 1.0, "two numbers from 0 to below 1");
@@ -119,13 +122,19 @@ bool TrainOptions::evaluates_after(std::int64_t steps_taken) const {
   return validates() && (steps_taken == steps || steps_taken % eval_every.value_or(kEvalEvery) == 0);
 }
 
+double TrainOptions::final_lr() const { return decay == "constant" ? lr : min_lr.value_or(kFinalFraction * lr); }
+
+std::int64_t TrainOptions::steps_of_decay() const {
+  return decay_steps.value_or(std::min(steps / 5, std::max(steps, warmup) - warmup));
+}
+
 LrSchedule TrainOptions::lr_schedule() const {
   const std::int64_t total = std::max(steps, warmup);
   const double fraction = min_lr && lr > 0.0 ? *min_lr / lr : kFinalFraction;
   if (decay == "cosine") return warmup_cosine_lr(lr, warmup, total, fraction);
   if (decay == "linear") return warmup_linear_lr(lr, warmup, total, fraction);
   if (decay == "constant") return warmup_constant_lr(lr, warmup);
-  return warmup_stable_decay_lr(lr, warmup, total, decay_steps.value_or(std::min(steps / 5, total - warmup)), fraction);
+  return warmup_stable_decay_lr(lr, warmup, total, steps_of_decay(), fraction);
 }
 
 std::string TrainOptions::lr_warning() const {
@@ -168,6 +177,33 @@ Texts open_texts(const TrainOptions& options) {
         texts.validation->num_bytes(), texts.validation->num_samples(), context, options.batch);
   }
   return texts;
+}
+
+std::vector<Fact> facts_of(const TrainOptions& options, const Texts& texts) {
+  const auto text = [](const ByteText& one) {
+    return fmt::format("{} bytes, {:016x}", one.num_bytes(), one.fingerprint());
+  };
+  const auto choice = [](const char* name, std::string value) {
+    return Fact{name, std::move(value), FactScope::ranks};
+  };
+  return {{"text", text(texts.training)},
+          {"context", fact_text(options.model.context)},
+          {"heads", fact_text(options.model.heads)},
+          {"batch", fact_text(options.batch)},
+          {"lr", fact_text(options.lr)},
+          {"min_lr", fact_text(options.final_lr())},
+          {"warmup", fact_text(options.warmup)},
+          {"decay", options.decay},
+          choice("decay_steps", options.decay == "wsd" ? fact_text(options.steps_of_decay()) : "none"),
+          choice("steps", fact_text(options.steps)),
+          choice("max_skipped", fact_text(options.max_skipped)),
+          choice("val_text", texts.validation ? text(*texts.validation) : "none"),
+          choice("eval_every", fact_text(options.eval_every.value_or(kEvalEvery))),
+          choice("eval_batches", fact_text(options.eval_batches)),
+          choice("out", options.out.empty() ? "none" : "a folder"),
+          choice("save_every", fact_text(options.save_every)),
+          choice("resume", fact_text(options.resume)),
+          choice("sample", fact_text(options.sample))};
 }
 
 }  // namespace espalier::command

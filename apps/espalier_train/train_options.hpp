@@ -11,6 +11,7 @@
 
 #include "apps/espalier_train/options.hpp"
 #include "espalier/models/gpt/byte_text.hpp"
+#include "espalier/train/fingerprint.hpp"
 #include "espalier/train/lr_schedule.hpp"
 #include "espalier/train/optimizers/optimizer.hpp"
 
@@ -33,6 +34,7 @@ struct TrainOptions {
   double weight_decay = 0.1;
   std::array<double, 2> betas{0.9, 0.95};
   double clip = 1.0;
+  std::int64_t max_skipped = 5;  // steps in a row; 0: any number
   std::string optimizer = "adamw";
   std::int64_t freeze_step = 100;  // of onebit-adam
   std::string out;                 // empty: nothing is written
@@ -47,6 +49,8 @@ struct TrainOptions {
 
   bool validates() const { return !val_text.empty() || val_fraction > 0.0; }
   bool evaluates_after(std::int64_t steps_taken) const;
+  double final_lr() const;
+  std::int64_t steps_of_decay() const;  // of wsd
   LrSchedule lr_schedule() const;
   // What is odd about the schedule though it can be followed; empty: nothing.
   std::string lr_warning() const;
@@ -60,5 +64,8 @@ struct Texts {
 };
 // ConfigError for files that cannot be used, and for too little text to validate with.
 Texts open_texts(const TrainOptions& options);
+
+// What the engine cannot know of the run: its data, and what is done when. Not which folders are used.
+std::vector<Fact> facts_of(const TrainOptions& options, const Texts& texts);
 
 }  // namespace espalier::command

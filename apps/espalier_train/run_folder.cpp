@@ -117,7 +117,7 @@ void RunFolder::write_report(const PipelineModule& module, const Outcome& outcom
   const Schedule schedule =
       schedule_by_name(options_.model.schedule).generate(module.num_stages(), options_.model.micro_batches);
   report.schedule_name = schedule.name;
-  report.schedule_svg = render_svg(simulate(schedule, {}), schedule.name);
+  report.schedule_svg = render_svg(timeline(simulate(schedule, {})), schedule.name);
   const auto settings = describe(options_, mesh_);
   for (const auto& [name, value] : settings.items()) {
     if (value.is_null() || (value.is_array() && value.empty())) continue;

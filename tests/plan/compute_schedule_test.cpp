@@ -108,6 +108,14 @@ TEST(ComputeSchedules, DualPipeVIsSoundAndRefusesTooFewMicroBatches) {
   EXPECT_CONFIG_ERROR(static_cast<void>(dualpipe_v(4, 7)), "7 micro-batches for 4 ranks; expected at least 8");
 }
 
+TEST(ComputeSchedules, AreFoundByNameAndUnknownNamesListTheLegalOnes) {
+  for (const std::string_view name : compute_schedule_names()) {
+    EXPECT_EQ(compute_schedule_by_name(name, {.num_ranks = 2, .num_micro_batches = 4}).name, name);
+  }
+  EXPECT_CONFIG_ERROR(static_cast<void>(compute_schedule_by_name("zb", {})),
+                      "'zb' is unknown; there are interleaved, breadth-first, zb-1p, zb-2p, dualpipev");
+}
+
 // ---- the checker ----
 
 TEST(ComputeCheck, NamesWhatIsMissingTwiceAndTooEarly) {

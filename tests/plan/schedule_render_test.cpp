@@ -16,18 +16,18 @@ namespace {
 using testing::HasSubstr;
 
 TEST(Render, DrawsOneRowAStageWithTimeToTheRight) {
-  const Simulation simulation = simulate(one_f_one_b().generate(3, 3), {});
-  EXPECT_EQ(render_text(simulation),
+  const Timeline drawn = timeline(simulate(one_f_one_b().generate(3, 3), {}));
+  EXPECT_EQ(render_text(drawn),
             "stage 0  F0 F1 F2 .  .  .  .  B0--- .  B1--- .  B2---\n"
             "stage 1  .  F0 F1 .  .  B0--- F2 B1--- .  B2--- .  .\n"
             "stage 2  .  .  F0 B0--- F1 B1--- F2 B2--- .  .  .  .\n");
 }
 
 TEST(Render, ContinuesInPanelsThatShowEverythingOnceAndKeepTheWidth) {
-  const Simulation simulation = simulate(gpipe().generate(4, 12), {.transfer = 0.3});
-  const std::string whole = render_text(simulation, {.width = 100'000});
+  const Timeline drawn = timeline(simulate(gpipe().generate(4, 12), {.transfer = 0.3}));
+  const std::string whole = render_text(drawn, {.width = 100'000});
   EXPECT_EQ(std::count(whole.begin(), whole.end(), '\n'), 4);
-  const std::string panels = render_text(simulation, {.width = 60});
+  const std::string panels = render_text(drawn, {.width = 60});
   std::istringstream lines(panels);
   std::string line, rows[4];
   while (std::getline(lines, line)) {
@@ -47,29 +47,29 @@ TEST(Render, ContinuesInPanelsThatShowEverythingOnceAndKeepTheWidth) {
 }
 
 TEST(Render, ColoursOnlyWhereAsked) {
-  const Simulation simulation = simulate(one_f_one_b().generate(2, 2), {});
-  EXPECT_EQ(render_text(simulation).find('\033'), std::string::npos);
-  const std::string colored = render_text(simulation, {.color = true});
+  const Timeline drawn = timeline(simulate(one_f_one_b().generate(2, 2), {}));
+  EXPECT_EQ(render_text(drawn).find('\033'), std::string::npos);
+  const std::string colored = render_text(drawn, {.color = true});
   std::string plain = std::regex_replace(colored, std::regex("\033\\[[0-9;]*m"), "");
   plain = std::regex_replace(plain, std::regex(" +\n"), "\n");
-  EXPECT_EQ(plain, render_text(simulation));
+  EXPECT_EQ(plain, render_text(drawn));
 }
 
 TEST(Render, RefusesAWidthThatHoldsNoCell) {
-  const Simulation simulation = simulate(one_f_one_b().generate(2, 2), {});
+  const Timeline drawn = timeline(simulate(one_f_one_b().generate(2, 2), {}));
   try {
-    render_text(simulation, {.width = 11});
+    render_text(drawn, {.width = 11});
     FAIL();
   } catch (const ConfigError& error) {
     EXPECT_STREQ(error.what(), "schedule picture: 11 columns are too few; it needs at least 12");
   }
-  EXPECT_NO_THROW(render_text(simulation, {.width = 12}));
+  EXPECT_NO_THROW(render_text(drawn, {.width = 12}));
 }
 
 TEST(Render, SurvivesWorkThatTakesNoTime) {
-  const Simulation simulation = simulate(gpipe().generate(2, 2), {.forward = 0, .backward = 0});
-  EXPECT_THAT(render_text(simulation), HasSubstr("stage 1"));
-  EXPECT_THAT(render_svg(simulation, "nothing"), HasSubstr("time 0, bubble 0.0 %"));
+  const Timeline drawn = timeline(simulate(gpipe().generate(2, 2), {.forward = 0, .backward = 0}));
+  EXPECT_THAT(render_text(drawn), HasSubstr("stage 1"));
+  EXPECT_THAT(render_svg(drawn, "nothing"), HasSubstr("time 0, bubble 0.0 %"));
 }
 
 int count(const std::string& text, const std::string& part) {
@@ -79,7 +79,7 @@ int count(const std::string& text, const std::string& part) {
 }
 
 TEST(Render, SvgShowsEveryForwardAndBackwardAndNeedsNothingFromOutside) {
-  const std::string svg = render_svg(simulate(one_f_one_b().generate(4, 8), {}), "1f1b & <4> stages");
+  const std::string svg = render_svg(timeline(simulate(one_f_one_b().generate(4, 8), {})), "1f1b & <4> stages");
   EXPECT_TRUE(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
   EXPECT_EQ(count(svg, "forward of micro-batch"), 32);
   EXPECT_EQ(count(svg, "backward of micro-batch"), 32);

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string_view>
 
 #include "espalier/plan/schedule/compute_schedule.hpp"
 
@@ -31,5 +33,16 @@ ComputeSchedule zb_2p(std::int64_t num_ranks, std::int64_t num_micro_batches);
 // Two chunks a rank in V shape, forwards of one way paired with backwards of the other. (DeepSeek 2025, DualPipeV)
 // ConfigError with fewer micro-batches than twice the ranks.
 ComputeSchedule dualpipe_v(std::int64_t num_ranks, std::int64_t num_micro_batches);
+
+struct ComputeScheduleSize {
+  std::int64_t num_ranks = 1;
+  std::int64_t num_micro_batches = 1;
+  std::int64_t num_chunks = 2;  // a rank's, of the schedules that leave it open
+  std::int64_t group_size = 0;  // of interleaved
+};
+
+// By name: "interleaved", "breadth-first", "zb-1p", "zb-2p", "dualpipev". ConfigError with the legal names otherwise.
+ComputeSchedule compute_schedule_by_name(std::string_view name, const ComputeScheduleSize& size);
+std::span<const std::string_view> compute_schedule_names();
 
 }  // namespace espalier

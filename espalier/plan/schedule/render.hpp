@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "espalier/plan/schedule/simulate.hpp"
+#include "espalier/plan/schedule/timeline.hpp"
 
 namespace espalier {
 
@@ -14,13 +14,11 @@ struct TextPicture {
   bool color = false;        // ANSI colours
 };
 
-// A simulated schedule for a terminal: one row a stage, time to the right, "F3" and "B3--" for the
-// forward and the backward of micro-batch 3 ('-' lasts on), '.' idle. Lines end with '\n'.
-// ConfigError if the width is too small.
-std::string render_text(const Simulation& simulation, const TextPicture& picture = {});
+// A timeline for a terminal: one row a stage or rank, time to the right, "F3" and "B3--" for the forward and the backward of
+// micro-batch 3 ('-' lasts on), '.' idle. Lines end with '\n'. ConfigError if the width is too small.
+std::string render_text(const Timeline& timeline, const TextPicture& picture = {});
 
-// The same as an SVG element that needs nothing from outside and can stand in a file of its own or
-// in an HTML page.
-std::string render_svg(const Simulation& simulation, std::string_view title);
+// The same as an SVG element that needs nothing from outside and can stand in a file of its own or in an HTML page.
+std::string render_svg(const Timeline& timeline, std::string_view title);
 
 }  // namespace espalier

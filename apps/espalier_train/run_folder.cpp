@@ -41,6 +41,7 @@ nlohmann::json describe(const TrainOptions& options, const Mesh& mesh) {
           {"decay", options.decay},
           {"decay_steps", or_null(options.decay_steps)},
           {"weight_decay", options.weight_decay},
+          {"decay_all", options.decay_all},
           {"betas", options.betas},
           {"clip", options.clip},
           {"optimizer", options.optimizer},

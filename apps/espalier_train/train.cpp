@@ -109,6 +109,7 @@ Run::Run(const TrainOptions& options)
                .schedule = schedule_by_name(options.model.schedule),
                .loss = next_token_loss,
                .lr = options.lr_schedule(),
+               .parameter_settings = options.decay_all ? ParameterRule() : decay_matrices_only,
                .max_grad_norm = options.clip,
                .facts = together(world_.group(), [&] { return facts_of(options, texts_); })}),
       speaks_(world_.rank() == 0) {

@@ -76,6 +76,7 @@ void TrainOptions::add_to(CLI::App& app) {
          "Steps in a row that may be skipped, as their gradients are not finite, until the run ends; 0: any number");
   option("--optimizer", optimizer, "adamw or onebit-adam, which sends one bit a parameter over data");
   option("--weight-decay", weight_decay, "Of the optimizer, decoupled");
+  app.add_flag("--decay-all", decay_all, "Weight decay for norms and biases too, not for matrices alone");
   option("--betas", betas, "Of the optimizer: 0.9,0.95")->delimiter(',');
   option("--freeze-step", freeze_step, "onebit-adam: updates until its variance is frozen and its momentum compressed");
   app.add_option("--out", out,

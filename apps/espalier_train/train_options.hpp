@@ -32,6 +32,7 @@ struct TrainOptions {
   std::string decay = "cosine";
   std::optional<std::int64_t> decay_steps;  // of wsd
   double weight_decay = 0.1;
+  bool decay_all = false;  // norms and biases too
   std::array<double, 2> betas{0.9, 0.95};
   double clip = 1.0;
   std::int64_t max_skipped = 5;  // steps in a row; 0: any number

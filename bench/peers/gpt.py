@@ -109,7 +109,9 @@ def main():
     torch.manual_seed(args.seed)
     model = Gpt(args.layers, args.hidden, args.heads, args.context)
     trained = DistributedDataParallel(model) if world > 1 else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
+    matrices, others = ([one for one in model.parameters() if (one.dim() >= 2) == wanted] for wanted in (True, False))
+    optimizer = torch.optim.AdamW([{"params": matrices}, {"params": others, "weight_decay": 0.0}], lr=args.lr, betas=(0.9, 0.95),
+                                  weight_decay=args.weight_decay)
     if rank == 0:
         print(f"{sum(p.numel() for p in model.parameters())} parameters, {len(text)} bytes, {world} ranks", flush=True)
 

@@ -7,6 +7,8 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include <cmath>
+
 #include "espalier/base/check.hpp"
 
 namespace espalier {
@@ -50,24 +52,32 @@ void FlatBuffer::zero_gradients() {
   }
 }
 
-FlatBuffers make_flat_buffers(std::span<const Parameter> parameters, const FlatBuffer::MakeTensor& make_gradients) {
-  std::vector<at::ScalarType> dtypes;
+FlatBuffers make_flat_buffers(std::span<const Parameter> parameters, const ParameterRule& rule,
+                              const FlatBuffer::MakeTensor& make_gradients) {
   FlatBuffers result;
-  std::vector<std::vector<Parameter>> by_dtype;
+  std::vector<std::vector<Parameter>> alike;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& tensor = parameters[i].tensor();
     if (!tensor.requires_grad()) continue;
+    const ParameterSettings settings = rule ? rule(parameters[i]) : ParameterSettings{};
+    for (const double scale : {settings.lr_scale, settings.weight_decay_scale})
+      ESPALIER_CHECK_CONFIG(
+          std::isfinite(scale) && scale >= 0.0,
+          "settings of parameter {}: lr_scale {}, weight_decay_scale {}; expected finite numbers >= 0",
+          parameters[i].name, settings.lr_scale, settings.weight_decay_scale);
     std::size_t slot = 0;
-    while (slot < dtypes.size() && dtypes[slot] != tensor.scalar_type()) ++slot;
-    if (slot == dtypes.size()) {
-      dtypes.push_back(tensor.scalar_type());
-      by_dtype.emplace_back();
+    while (slot < alike.size() &&
+           !(alike[slot].front().tensor().scalar_type() == tensor.scalar_type() && result.settings[slot] == settings))
+      ++slot;
+    if (slot == alike.size()) {
+      alike.emplace_back();
+      result.settings.push_back(settings);
       result.indices.emplace_back();
     }
-    by_dtype[slot].push_back(parameters[i]);
+    alike[slot].push_back(parameters[i]);
     result.indices[slot].push_back(i);
   }
-  for (const auto& same_dtype : by_dtype) result.buffers.emplace_back(same_dtype, make_gradients);
+  for (const auto& group : alike) result.buffers.emplace_back(group, make_gradients);
   return result;
 }
 

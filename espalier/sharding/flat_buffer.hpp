@@ -9,10 +9,11 @@
 #include <vector>
 
 #include "espalier/sharding/parameter.hpp"
+#include "espalier/sharding/parameter_settings.hpp"
 
 namespace espalier {
 
-// The trainable parameters of one dtype, side by side in one tensor, and their gradients in another. After construction
+// Trainable parameters of one dtype, side by side in one tensor, and their gradients in another. After construction
 // the modules' tensors are views of `values()` and their gradients, set to zero, are views of `gradients()`: what
 // autograd accumulates is at once in one contiguous piece that can be reduced, clipped and stepped without copies.
 class FlatBuffer {
@@ -47,13 +48,14 @@ class FlatBuffer {
   std::vector<Slice> slices_;
 };
 
-// One buffer for each dtype among the parameters that require gradients, in order of first appearance; `indices` tells
-// which entries of `parameters` each buffer holds, in its order.
+// One buffer for each dtype and settings among the parameters that require gradients, in order of first appearance;
+// `indices` tells which entries of `parameters` each buffer holds, in its order.
 struct FlatBuffers {
   std::vector<FlatBuffer> buffers;
+  std::vector<ParameterSettings> settings;
   std::vector<std::vector<std::size_t>> indices;
 };
-FlatBuffers make_flat_buffers(std::span<const Parameter> parameters,
+FlatBuffers make_flat_buffers(std::span<const Parameter> parameters, const ParameterRule& rule = nullptr,
                               const FlatBuffer::MakeTensor& make_gradients = nullptr);
 
 }  // namespace espalier

@@ -29,7 +29,7 @@ using Clock = std::chrono::steady_clock;
 std::vector<FlatParameters> flat_parameters(FlatBuffers& flat, std::span<const Parameter> parameters) {
   std::vector<FlatParameters> all;
   for (std::size_t i = 0; i < flat.buffers.size(); ++i) {
-    all.push_back({.values = flat.buffers[i].values(), .parameters = {}});
+    all.push_back({.values = flat.buffers[i].values(), .parameters = {}, .settings = flat.settings[i]});
     for (const std::size_t index : flat.indices[i]) all.back().parameters.push_back(parameters[index]);
   }
   return all;
@@ -160,7 +160,7 @@ Engine::Engine(const Mesh& mesh, const PipelineModule& module, const OptimizerFa
       return world.host_buffer(sizes, dtype);
     };
   }
-  state_->flat = make_flat_buffers(module.parameters(), in_shared_memory);
+  state_->flat = make_flat_buffers(module.parameters(), options.parameter_settings, in_shared_memory);
   state_->optimizer = detail::together(
       world, [&] { return optimizer(flat_parameters(state_->flat, module.parameters()), mesh.group("data_context")); });
   state_->agree_on_fingerprint();

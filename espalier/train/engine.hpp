@@ -20,9 +20,10 @@ struct EngineOptions {
   std::int64_t micro_batches = 1;  // a batch and data rank: gradients accumulate over them
   ScheduleKind schedule = one_f_one_b();
   LossFunction loss = {};
-  LrSchedule lr = {};                    // unset: the optimizer's own learning rate
-  double max_grad_norm = 0.0;            // clip the global gradient norm to this; 0: do not clip
-  std::int64_t bucket_bytes = 25 << 20;  // of gradients averaged in one collective
+  LrSchedule lr = {};                     // unset: the optimizer's own learning rate
+  ParameterRule parameter_settings = {};  // such as decay_matrices_only; unset: all parameters are trained alike
+  double max_grad_norm = 0.0;             // clip the global gradient norm to this; 0: do not clip
+  std::int64_t bucket_bytes = 25 << 20;   // of gradients averaged in one collective
   // What else the program knows of the run: data files with size and checksum, batch, seeds, precision.
   std::vector<Fact> facts = {};
 };

@@ -19,14 +19,21 @@ std::vector<Fact> layer_facts(std::span<const LayerSpec> layers) {
 }
 
 // Of this stage.
-std::vector<Fact> tensor_facts(const PipelineModule& module) {
+std::vector<Fact> tensor_facts(const PipelineModule& module, const ParameterRule& rule) {
   std::vector<Fact> facts;
-  const auto add = [&](const char* kind, const Parameter& one, const char* remark) {
+  const auto add = [&](const char* kind, const Parameter& one, std::string_view remark) {
     const at::Tensor& tensor = one.tensor();
     facts.push_back({fmt::format("{} {}", kind, one.name), fmt::format("{} [{}]{}", c10::toString(tensor.scalar_type()),
                                                                        fmt::join(tensor.sizes(), ","), remark)});
   };
-  for (const Parameter& one : module.parameters()) add("parameter", one, one.tensor().requires_grad() ? "" : " frozen");
+  for (const Parameter& one : module.parameters()) {
+    const ParameterSettings settings = rule ? rule(one) : ParameterSettings{};
+    std::string remark = one.tensor().requires_grad() ? "" : " frozen";
+    if (settings.lr_scale != 1.0) remark += fmt::format(", lr times {}", settings.lr_scale);
+    if (settings.weight_decay_scale != 1.0)
+      remark += fmt::format(", weight decay times {}", settings.weight_decay_scale);
+    add("parameter", one, remark);
+  }
   for (const Parameter& one : module.buffers()) add("buffer", one, "");
   return facts;
 }
@@ -63,7 +70,7 @@ void Engine::State::agree_on_fingerprint() {
     for (const Fact& fact : facts) fingerprint.add(fact);
   };
   const Group& world = mesh.world().group();
-  const std::vector<Fact> tensors = tensor_facts(module);
+  const std::vector<Fact> tensors = tensor_facts(module, options.parameter_settings);
   const auto own = [&] {
     add(layer_facts(module.layers()));
     add({{"seed", fact_text(module.seed())}, {"max_grad_norm", fact_text(options.max_grad_norm)}});

@@ -142,11 +142,11 @@ class Follow(TrainCase):
 
     def test_the_optimizer_takes_its_numbers(self):
         outs = []
-        for options in ([], ["--weight-decay", "0"], ["--betas", "0.5,0.95"], ["--betas", "0.9,0.5"]):
+        for options in ([], ["--weight-decay", "0"], ["--betas", "0.5,0.95"], ["--betas", "0.9,0.5"], ["--decay-all"]):
             outs.append(self.path(f"out{len(outs)}"))
             self.train("--steps", "4", *options, "--out", outs[-1])
         losses = [[row[1] for row in self.losses(out)] for out in outs]
-        self.assertEqual(len({tuple(one) for one in losses}), 4, losses)
+        self.assertEqual(len({tuple(one) for one in losses}), 5, losses)
 
     def test_log_every_gives_a_line_every_so_many_steps(self):
         done = self.train("--steps", "10", "--log-every", "4")

@@ -76,6 +76,7 @@ class OnebitAdam final : public Optimizer {
     const at::NoGradGuard no_grad;
     for (FlatParameters& one : flat) {
       tensors_.push_back({.values = one.values,
+                          .settings = one.settings,
                           .exp_avg = at::zeros_like(one.values),
                           .exp_avg_sq = at::zeros_like(one.values),
                           .mask = mask_of(one, options.momentum_mask),
@@ -103,8 +104,9 @@ class OnebitAdam final : public Optimizer {
         one.exp_avg_sq.mul_(options_.beta2).addcmul_(gradient, gradient, 1.0 - options_.beta2);
       }
       const at::Tensor denominator = one.exp_avg_sq.sqrt().div_(std::sqrt(correction2)).add_(options_.eps);
-      one.values.mul_(1.0 - lr * options_.weight_decay);
-      one.values.addcdiv_(one.exp_avg, denominator, -lr / correction1);
+      const double own_lr = lr * one.settings.lr_scale;
+      one.values.mul_(1.0 - own_lr * options_.weight_decay * one.settings.weight_decay_scale);
+      one.values.addcdiv_(one.exp_avg, denominator, -own_lr / correction1);
     }
     return cost;
   }
@@ -181,7 +183,9 @@ class OnebitAdam final : public Optimizer {
 
  private:
   struct Tensor {
-    at::Tensor values, exp_avg, exp_avg_sq;
+    at::Tensor values;
+    ParameterSettings settings;
+    at::Tensor exp_avg, exp_avg_sq;
     at::Tensor mask;  // undefined: nothing is masked
     std::vector<Section> sections;
     at::Tensor pending = {};  // errors of more replicas than the one there is now, due at its next update

@@ -31,8 +31,8 @@ struct OnebitAdamOptions {
 
 // AdamW for `freeze_step` updates; then each rank adds its own gradients to the momentum, and the momentum's mean over
 // the replicas is taken by CompressedAllReduce. (Tang et al., "1-bit Adam", ICML 2021, algorithm 1) All parameters of a
-// dtype share a scale, but for tied ones: each has its own, so that it stays the same on all its stages. A single
-// replica compresses nothing. State: exp_avg, exp_avg_sq; after the first compressed update worker_error (of each
+// dtype and settings share a scale, but for tied ones: each has its own, so that it stays the same on all its stages. A
+// single replica compresses nothing. State: exp_avg, exp_avg_sq; after the first compressed update worker_error (of each
 // replica) and server_error. ConfigError for numbers that make no sense.
 OptimizerFactory onebit_adam(const OnebitAdamOptions& options = {});
 

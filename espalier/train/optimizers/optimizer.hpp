@@ -12,14 +12,16 @@
 
 #include "espalier/comm/group.hpp"
 #include "espalier/sharding/parameter.hpp"
+#include "espalier/sharding/parameter_settings.hpp"
 #include "espalier/train/fingerprint.hpp"
 
 namespace espalier {
 
-// The trainable parameters of one dtype on this rank.
+// Trainable parameters of one dtype that are trained alike, on this rank.
 struct FlatParameters {
   at::Tensor values;                  // 1-d, one parameter after the other; its .grad() are their gradients
   std::vector<Parameter> parameters;  // in this order
+  ParameterSettings settings = {};
 };
 
 // What an optimizer keeps for each element of a flat tensor.

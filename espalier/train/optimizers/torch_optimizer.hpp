@@ -12,6 +12,7 @@
 #include <torch/optim/sgd.h>
 
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -139,15 +140,19 @@ class TorchOptimizer final : public Optimizer {
   using State = typename Traits::State;
 
  public:
-  TorchOptimizer(std::vector<at::Tensor> values, typename Traits::Options options)
-      : values_(std::move(values)),
-        lr_(options.lr()),
+  TorchOptimizer(std::span<const FlatParameters> flat, const typename Traits::Options& options)
+      : lr_(options.lr()),
         facts_(Traits::facts(options)),
         fields_(Traits::fields(options)),
-        optimizer_(values_, options) {}
+        optimizer_(groups_of(flat, options), options) {
+    for (const FlatParameters& one : flat) {
+      values_.push_back(one.values);
+      lr_scales_.push_back(one.settings.lr_scale);
+    }
+  }
 
   AveragingCost step(double lr) override {
-    for (auto& group : optimizer_.param_groups()) group.options().set_lr(lr);
+    for (std::size_t i = 0; i < values_.size(); ++i) optimizer_.param_groups()[i].options().set_lr(lr * lr_scales_[i]);
     if (!values_.empty()) optimizer_.step();
     ++num_steps_;
     return {};
@@ -182,7 +187,20 @@ class TorchOptimizer final : public Optimizer {
   }
 
  private:
+  // One of LibTorch's groups for each flat tensor.
+  static std::vector<torch::optim::OptimizerParamGroup> groups_of(std::span<const FlatParameters> flat,
+                                                                  const typename Traits::Options& options) {
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    for (const FlatParameters& one : flat) {
+      auto own = std::make_unique<typename Traits::Options>(options);
+      own->weight_decay(options.weight_decay() * one.settings.weight_decay_scale);
+      groups.emplace_back(std::vector<at::Tensor>{one.values}, std::move(own));
+    }
+    return groups;
+  }
+
   std::vector<at::Tensor> values_;
+  std::vector<double> lr_scales_;
   double lr_;
   std::vector<Fact> facts_;
   std::vector<StateField<State>> fields_;
@@ -196,9 +214,7 @@ template <class Torch>
 OptimizerFactory torch_optimizer(typename detail::TorchState<Torch>::Options options) {
   return [options = std::move(options)](const std::vector<FlatParameters>& flat,
                                         const Group&) -> std::unique_ptr<Optimizer> {
-    std::vector<at::Tensor> values;
-    for (const FlatParameters& one : flat) values.push_back(one.values);
-    return std::make_unique<detail::TorchOptimizer<Torch>>(std::move(values), options);
+    return std::make_unique<detail::TorchOptimizer<Torch>>(flat, options);
   };
 }
 

@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <thread>
 
@@ -845,10 +847,10 @@ void group_has_its_own_deadline(World& world, const Promises&) {
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = [] {
-    const auto buffered = [](const Promises& promises) { return promises.buffered_sends; };
+    const auto arenas = [](const Promises& promises) { return promises.small_arenas; };
     const auto mismatch = [](const Promises& promises) { return promises.names_mismatch; };
     const auto leavers = [](const Promises& promises) { return promises.names_leavers; };
-    return std::vector<Case>{
+    std::vector<Case> here{
         {"AllReducesEveryDtype", {2, 3, 4}, all_reduces_every_dtype},
         {"ReduceScattersEveryDtype", {2, 3}, reduce_scatters_every_dtype},
         {"ReducesToARoot", {2, 3, 4}, reduces_to_a_root},
@@ -865,28 +867,27 @@ const std::vector<Case>& cases() {
         {.name = "BothSendBeforeTheyReceive",
          .sizes = {2, 4},
          .body = both_send_before_they_receive,
-         .applies = buffered,
          .arena_bytes = 1 << 20},
-        {"SendArrivesWhileItsSenderComputes", {2}, send_arrives_while_its_sender_computes, buffered},
+        {"SendArrivesWhileItsSenderComputes", {2}, send_arrives_while_its_sender_computes},
         {.name = "RunsInASmallArena",
          .sizes = {3},
          .body = moves_every_dtype,
-         .applies = buffered,
+         .applies = arenas,
          .arena_bytes = 128 << 10},
         {.name = "ReducesToARootInASmallArena",
          .sizes = {3},
          .body = reduces_to_a_root,
-         .applies = buffered,
+         .applies = arenas,
          .arena_bytes = 128 << 10},
         {.name = "GathersAndScattersInASmallArena",
          .sizes = {3},
          .body = gathers_and_scatters_every_dtype,
-         .applies = buffered,
+         .applies = arenas,
          .arena_bytes = 128 << 10},
         {.name = "TakesHostBuffersInASmallArena",
          .sizes = {3},
          .body = takes_host_buffers,
-         .applies = buffered,
+         .applies = arenas,
          .arena_bytes = 128 << 10},
         {.name = "DeliversWhatARankThatLeavesHasSent",
          .sizes = {2, 3},
@@ -915,6 +916,8 @@ const std::vector<Case>& cases() {
         {"GroupHasItsOwnDeadline", {2}, group_has_its_own_deadline, leavers},
         {"DeadlineNamesWhoIsWaitedFor", {2, 3}, deadline_names_who_is_waited_for, leavers},
     };
+    std::ranges::move(progress_cases(), std::back_inserter(here));
+    return here;
   }();
   return all;
 }

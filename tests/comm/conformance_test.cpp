@@ -2,12 +2,11 @@
 // Runs every conformance case over every backend: "Conformance/HostThreads.AllReducesEveryDtype_3" is that case on 3
 // ranks. A new backend is a line in kBackends.
 //
-//   backend        ordered sums   buffered sends   names different calls   names who left or died
-//   host           yes            yes              yes                     yes
-//   gloo           no             no               no                      no
-// hierarchical   no             no               no                      no          (but inside a host:
-// hierarchical_test.cpp)
-//   mpi            no             no               no                      no          (mpi_test.cpp)
+//   backend        ordered sums   names different calls   names who left or died
+//   host           yes            yes                     yes
+//   gloo           no             no                      no
+//   hierarchical   no             no                      no          (but inside a host: hierarchical_test.cpp)
+//   mpi            no             no                      no          (mpi_test.cpp)
 //   c10d           as the process group's backend; what is between gives no more than over gloo
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -195,7 +194,7 @@ struct BackendUnderTest {
 };
 
 constexpr Promises kAsOverGloo{.ordered_sums = false,
-                               .buffered_sends = false,
+                               .small_arenas = false,
                                .names_mismatch = false,
                                .names_mismatched_messages = false,
                                .names_leavers = false};
@@ -209,7 +208,7 @@ const std::vector<BackendUnderTest>& backends() {
       {"GlooProcesses", kAsOverGloo, run_on_gloo_processes, Sizes::smallest},
       {"CheckedGlooThreads",
        {.ordered_sums = false,
-        .buffered_sends = false,
+        .small_arenas = false,
         .names_mismatched_messages = false,
         .free_order = false,
         .names_leavers = false},

@@ -10,6 +10,7 @@
 #include <sys/prctl.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <iostream>
 
 #include "espalier/base/error.hpp"
@@ -29,7 +30,7 @@ const std::string kEspalier = ESPALIER_TEST_BIN "/espalier";
 const std::string kProbe = ESPALIER_TEST_BIN "/world_probe";
 constexpr milliseconds kLimit(60'000);
 constexpr Promises kPromises{.ordered_sums = false,
-                             .buffered_sends = false,
+                             .small_arenas = false,
                              .names_mismatch = false,
                              .names_mismatched_messages = false,
                              .names_leavers = false};
@@ -167,6 +168,13 @@ TEST(Mpi, EndsSoonAfterARankFailed) { expect_end("RankFails", 1, "rank 2 fails")
 TEST(Mpi, EndsAtTheDeadlineWhenARankHasStopped) { expect_end("RankStops", 3, "timed out after 2"); }
 TEST(Mpi, EndsAtTheDeadlineWhenARankHasLeft) { expect_end("RankLeaves", 3, "timed out after 2"); }
 
+// A thread of ours may be calling MPI just then.
+TEST(Mpi, EndsWithTheProcessWhateverIsUnderWay) {
+  expect_end("ExitsWithWorkUnderWay", 7, "");
+  const auto program = ranks(3, "ExitsWithItsWorld");
+  EXPECT_EQ(program->wait(kLimit), 0) << program->output() << program->error();
+}
+
 // ---- bodies of ranks ----
 
 std::int64_t mpi_rank() { return std::stol(std::getenv("OMPI_COMM_WORLD_RANK")); }
@@ -259,6 +267,25 @@ const std::map<std::string, std::function<void()>>& bodies() {
          if (mpi_rank() == 2) MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);
          if (mpi_rank() == 2) std::this_thread::sleep_for(milliseconds(20'000));
          make_world(milliseconds(2000));
+       }},
+      {"ExitsWithWorkUnderWay",
+       [] {
+         const World world = make_world(milliseconds(60'000));
+         expect_sum(world);
+         at::Tensor never = at::zeros({4}), large = at::zeros({1'000'000});
+         const Work receiving = recv(never, world.group(), (world.rank() + 1) % 3, 9);
+         const Work sending = send(large, world.group(), (world.rank() + 1) % 3, 8);
+         std::exit(7);
+       }},
+      {"ExitsWithItsWorld",
+       [] {
+         const World world = make_world(milliseconds(60'000));
+         expect_sum(world);
+         at::Tensor large = at::zeros({1'000'000});
+         send(large, world.group(), (world.rank() + 1) % 3, 8).wait();
+         recv(large, world.group(), (world.rank() + 2) % 3, 8).wait();
+         barrier(world.group()).wait();
+         std::exit(0);
        }},
       {"RankIsKilled", [] { reduce_without_the_last(milliseconds(60'000), [] { std::raise(SIGKILL); }); }},
       {"RankFails",

@@ -83,6 +83,10 @@ def check_promises(root):
     )
     there = {".".join(names) for names in re.findall(r"\bTEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)\s*\)", text)}
     there |= set(re.findall(r"\b[A-Z]\w+\.[A-Z]\w+\b", text))
+    for path in (root / "tests/comm").glob("*_cases.cpp"):  # run over every backend
+        names = re.findall(r'\{(?:\.name = )?"([A-Z]\w+)", ?\s*(?:\.sizes = )?\{', path.read_text(encoding="utf-8"))
+        names += re.findall(r'\{\.name = "([A-Z]\w+)"', path.read_text(encoding="utf-8"))
+        there |= {f"Conformance.{name}" for name in names}
     for name in re.findall(r"`([A-Z]\w+\.[A-Z]\w+)`", (root / "docs/promises.md").read_text(encoding="utf-8")):
         if name not in there:
             yield f"docs/promises.md: names the test {name}, which does not exist"

@@ -115,7 +115,7 @@ void StageLinks::send_json(std::string_view text, Neighbour to, const MessageTag
   *length.mutable_data_ptr<std::int64_t>() = static_cast<std::int64_t>(text.size());
   const at::Tensor bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
   std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
-  // What is not sent yet when its Work goes is sent during later calls.
+  // What is not sent yet when its Work goes is sent nevertheless.
   static_cast<void>(send(length, to, tag));
   static_cast<void>(send(bytes, to, tag));
 }

@@ -50,8 +50,7 @@ class StageLinks {
   Work send(const at::Tensor& tensor, Neighbour to, const MessageTag& tag) const;
   Work recv(at::Tensor& tensor, Neighbour from, const MessageTag& tag) const;
 
-  // A JSON text of any length. ConfigError when it is none. Receiving blocks, sending does not: without buffered sends
-  // the text arrives during the sender's later calls on this world.
+  // A JSON text of any length. ConfigError when it is none. Receiving blocks, sending does not.
   void send_json(std::string_view text, Neighbour to, const MessageTag& tag) const;
   std::string recv_json(Neighbour from, const MessageTag& tag) const;
 

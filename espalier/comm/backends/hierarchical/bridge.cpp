@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/comm/backends/hierarchical/bridge.hpp"
 
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <utility>
 
 #include "espalier/base/error.hpp"
-#include "espalier/comm/backends/host/host_transport.hpp"
 
 namespace espalier::detail::hierarchical {
 
@@ -21,12 +19,10 @@ constexpr std::chrono::milliseconds kLook{20};  // from one look at both worlds 
 struct Bridge::State {
   std::shared_ptr<Transport> inside;
   std::shared_ptr<Transport> between;
-  std::atomic<int> outside{0};
 
   mutable std::mutex mutex;  // guards what follows
   std::condition_variable changed;
   std::string reason;
-  bool wanted = false;  // to serve the world inside
   bool stopping = false;
 
   void fail(std::string_view why) {
@@ -48,17 +44,11 @@ struct Bridge::State {
 
   void run() {
     for (std::unique_lock lock(mutex); !stopping;) {
-      wanted = false;
       lock.unlock();
       look();
-      const bool serves = outside > 0 && host_is_busy(*inside);
-      try {
-        if (serves) serve_host(*inside, Clock::now() + kLook);
-      } catch (const std::exception&) {  // the next look finds it
-      }
       lock.lock();
       if (!reason.empty()) return;
-      if (!serves) changed.wait_for(lock, kLook, [&] { return stopping || wanted; });
+      changed.wait_for(lock, kLook, [&] { return stopping; });
     }
   }
 };
@@ -93,18 +83,6 @@ void Bridge::stop() {
     const BackgroundThread ended = std::move(thread_);
   }
   if (state_->inside != nullptr) state_->look();
-}
-
-Bridge::Outside::Outside(Bridge& bridge) : bridge_(bridge) {
-  State& state = *bridge.state_;
-  if (state.inside == nullptr || state.outside.fetch_add(1) > 0 || !host_is_busy(*state.inside)) return;
-  const std::lock_guard lock(state.mutex);
-  state.wanted = true;
-  state.changed.notify_all();
-}
-
-Bridge::Outside::~Outside() {
-  if (bridge_.state_->inside != nullptr) bridge_.state_->outside.fetch_sub(1);
 }
 
 }  // namespace espalier::detail::hierarchical

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Private: what ties the world inside this host to the one between all hosts: a failure of either ends both, with the
-// same reason, and the one inside goes on while this rank waits outside of it.
+// same reason.
 #pragma once
 
 #include <memory>
@@ -27,18 +27,6 @@ class Bridge {
   void check() const;  // CommError if they have
   // Looks a last time, and no more from then on.
   void stop();
-
-  // While there is one, this rank waits for something that is not inside its host.
-  class Outside {
-   public:
-    explicit Outside(Bridge& bridge);
-    ~Outside();
-    Outside(const Outside&) = delete;
-    Outside& operator=(const Outside&) = delete;
-
-   private:
-    Bridge& bridge_;
-  };
 
  private:
   struct State;

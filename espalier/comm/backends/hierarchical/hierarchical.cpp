@@ -53,7 +53,6 @@ class HierarchicalTransport final : public Transport {
       links.inside = connect_inside(here, fmt::format("{} on {}", name, host_), derived(context, 1));
       links.calls = connect_inside(here, name, derived(context, 2));
     }
-    const Bridge::Outside outside(*bridge_);
     links.whole = between_->connect(members, name, context);
     const RankSet peers = placement.between();
     if (peers != members && peers.contains(rank_)) {
@@ -114,7 +113,6 @@ class HierarchicalTransport final : public Transport {
   // What others wait for is done first; what is not done by then ends the world, since they would wait in vain.
   void finish(const std::vector<std::shared_ptr<Steps>>& all) {
     const auto deadline = Clock::now() + (std::uncaught_exceptions() == 0 ? timeout_ : std::chrono::milliseconds(0));
-    const Bridge::Outside outside(*bridge_);
     for (const auto& each : all) {
       if (drain(*each, deadline)) continue;
       const std::string name = each->under_way();

@@ -32,25 +32,6 @@ namespace espalier::detail::hierarchical {
 
 namespace {
 
-// An operation of Gloo: while the rank waits for it, the world inside its host goes on.
-class PassedOperation final : public Operation {
- public:
-  PassedOperation(std::shared_ptr<Steps> steps, std::shared_ptr<Operation> passed)
-      : steps_(std::move(steps)), passed_(std::move(passed)) {}
-
-  bool done() override { return passed_->done(); }
-  void wait(Clock::time_point deadline) override {
-    const Bridge::Outside outside(steps_->bridge());
-    passed_->wait(deadline);
-  }
-  std::chrono::milliseconds timeout() const override { return passed_->timeout(); }
-  void park(std::shared_ptr<Operation>) override { passed_->park(passed_); }
-
- private:
-  const std::shared_ptr<Steps> steps_;
-  const std::shared_ptr<Operation> passed_;
-};
-
 char* bytes(const at::Tensor& tensor) { return static_cast<char*>(tensor.mutable_data_ptr()); }
 
 at::Tensor like(const at::Tensor& tensor, std::int64_t count) { return at::empty({count}, tensor.options()); }
@@ -282,13 +263,13 @@ class SpanningCommunicator final : public Communicator {
   std::shared_ptr<Operation> send(at::Tensor tensor, std::int64_t to, std::int64_t tag) override {
     steps().bridge().check();
     if (const auto index = inside_index(to)) return shared_->links.inside->send(std::move(tensor), *index, tag);
-    return passed(shared_->links.whole->send(std::move(tensor), to, tag));
+    return shared_->links.whole->send(std::move(tensor), to, tag);
   }
 
   std::shared_ptr<Operation> recv(at::Tensor tensor, std::int64_t from, std::int64_t tag) override {
     steps().bridge().check();
     if (const auto index = inside_index(from)) return shared_->links.inside->recv(std::move(tensor), *index, tag);
-    return passed(shared_->links.whole->recv(std::move(tensor), from, tag));
+    return shared_->links.whole->recv(std::move(tensor), from, tag);
   }
 
   // The next all_gather goes over Gloo, whose members say who did not come.
@@ -328,11 +309,7 @@ class SpanningCommunicator final : public Communicator {
   std::shared_ptr<Operation> pass(const Call& call, const Post& post) {
     const std::lock_guard lock(mutex_);
     compare(call);
-    return passed(post(*shared_->links.whole));
-  }
-
-  std::shared_ptr<Operation> passed(std::shared_ptr<Operation> operation) const {
-    return std::make_shared<PassedOperation>(shared_->steps, std::move(operation));
+    return post(*shared_->links.whole);
   }
 
   const std::shared_ptr<Shared> shared_;

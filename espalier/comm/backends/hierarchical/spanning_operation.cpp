@@ -28,7 +28,6 @@ bool SpanningOperation::done() {
 void SpanningOperation::wait(Clock::time_point deadline) {
   if (done()) return;
   const auto start = Clock::now();
-  const Bridge::Outside outside(steps_->bridge());
   std::unique_lock lock(mutex_);
   const bool in_time = changed_.wait_until(lock, deadline, [&] { return ended_; });
   steps_->waited_ns += std::chrono::nanoseconds(Clock::now() - start).count();

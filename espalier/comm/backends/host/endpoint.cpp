@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joining, leaving, posting and waiting.
+// Joining, leaving, posting and waiting, and the thread that goes on when nobody waits.
 #include "espalier/comm/backends/host/endpoint.hpp"
 
 #include <sched.h>
@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
+#include <system_error>
 #include <thread>
 
 #include "espalier/base/check.hpp"
@@ -20,6 +21,10 @@ namespace {
 
 constexpr int kMostPauses = 1000;  // of a spin, about 50 us; only when every rank has a core of its own
 constexpr int kYields = 40;
+
+// The thread looks again so often after it had something to do, which costs less than to wake it for every operation.
+constexpr std::chrono::milliseconds kNap{1};
+constexpr int kNaps = 50;  // until it sleeps
 
 void pause() {
 #if defined(__x86_64__)
@@ -48,6 +53,7 @@ Endpoint::Endpoint(std::shared_ptr<Segment> segment, std::int64_t rank, bool is_
   segment_->populate(rank);
   attach();
   if (!is_thread_) watch_peers();
+  start_thread();
 }
 
 void Endpoint::attach() {
@@ -107,6 +113,7 @@ Endpoint::~Endpoint() {
 void Endpoint::close() {
   std::unique_lock lock(mutex_);
   if (std::exchange(closed_, true)) return;
+  stop_thread(lock);
   auto attached = static_cast<std::uint32_t>(RankStatus::attached);
   auto closing = static_cast<std::uint32_t>(RankStatus::closing);
   if (mine_.status.compare_exchange_strong(attached, closing)) {
@@ -250,7 +257,9 @@ void Endpoint::post(const std::shared_ptr<Task>& task) {
     }
   }
   progress(task.get());
-  if (!task->finished) task->keep(*this);
+  if (task->finished) return;
+  task->keep(*this);
+  attend();
 }
 
 bool Endpoint::poll(Task& task) {
@@ -269,10 +278,12 @@ void Endpoint::wait(Task& task, Clock::time_point deadline) {
     const Clock::time_point since = Clock::now();
     std::int64_t shown_since = 0;  // 0: not shown to the others
     ~Waiting() {
+      if (--endpoint.waiters_ == 0 && !endpoint.tasks_.empty()) endpoint.attend();
       endpoint.waited_ns_.fetch_add((Clock::now() - since) / std::chrono::nanoseconds(1), std::memory_order_relaxed);
       if (shown_since != 0 && !endpoint.failure_) endpoint.mine_.history.waits_no_more();
     }
   } waiting{*this};
+  ++waiters_;
 
   for (Patience patience{.pauses = pauses_};;) {
     before_look(patience, &task);
@@ -307,21 +318,6 @@ std::string Endpoint::failure() {
     if (!failure_) return error.what();
   }
   return failure_.value_or("");
-}
-
-bool Endpoint::is_busy() {
-  const std::lock_guard lock(mutex_);
-  return !tasks_.empty();
-}
-
-void Endpoint::serve(Clock::time_point until) {
-  std::unique_lock lock(mutex_);
-  for (Patience patience{.looks = kYields};; after_look(patience, lock, until)) {
-    if (closed_ || failure_) return;
-    before_look(patience, nullptr);
-    progress(nullptr);
-    if (tasks_.empty() || Clock::now() >= until) return;
-  }
 }
 
 std::string Endpoint::describe_wait(const Task& task) {
@@ -359,6 +355,65 @@ void Endpoint::after_look(Patience& patience, std::unique_lock<std::mutex>& lock
   lock.lock();
   ++patience.looks;
   if (sleeps && --sleepers_ == 0) mine_.asleep.store(0, std::memory_order_relaxed);
+}
+
+// ---- the thread ----
+
+// Sees to it that what is under way goes on when the rank does something else.
+void Endpoint::attend() {
+  if (std::exchange(thread_sleeps_, false)) attended_.notify_all();
+}
+
+// A failure is for the rank's own calls to find, which say what they were for.
+bool Endpoint::is_over() const {
+  return closed_ || failure_ || segment_->header().first_failure.load(std::memory_order_acquire) != 0;
+}
+
+void Endpoint::start_thread() {
+  try {
+    thread_ = std::thread([this] { run_thread(); });
+  } catch (const std::system_error& error) {
+    throw CommError(fmt::format("host backend: rank {} cannot start a thread: {}", world_rank(rank_), error.what()));
+  }
+}
+
+void Endpoint::run_thread() {
+  std::unique_lock lock(mutex_);
+  try {
+    for (int naps = 0; !is_over();) {
+      if (waiters_ == 0 && !tasks_.empty()) {
+        naps = 0;
+        serve(lock);
+      } else if (naps++ < kNaps) {
+        attended_.wait_for(lock, kNap, [&] { return closed_; });
+      } else {
+        naps = 0;
+        thread_sleeps_ = true;
+        attended_.wait(lock, [&] { return closed_ || !thread_sleeps_; });
+      }
+    }
+  } catch (const std::exception& error) {
+    if (!failure_) publish_failure(failure_.emplace(error.what()));
+  }
+}
+
+// Until nothing is under way, or a thread of the rank waits and so does all this itself.
+void Endpoint::serve(std::unique_lock<std::mutex>& lock) {
+  for (Patience patience{.looks = kYields}; waiters_ == 0 && !is_over();) {
+    before_look(patience, nullptr);
+    look();
+    if (tasks_.empty()) break;
+    after_look(patience, lock, Clock::time_point::max());
+  }
+  if (sleepers_ == 0) mine_.asleep.store(0, std::memory_order_relaxed);
+}
+
+void Endpoint::stop_thread(std::unique_lock<std::mutex>& lock) {
+  attended_.notify_all();
+  ring(rank_);
+  lock.unlock();
+  thread_.join();
+  lock.lock();
 }
 
 // Spins longer while that is enough, and hardly at all when others keep the cores busy.

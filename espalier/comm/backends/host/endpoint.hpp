@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Private: one rank's end of the shared memory. It drains all incoming rings into the operations they belong to (or
 // keeps what comes early), advances every operation under way, and does the waiting and the watching of peers.
-// Everything runs inside calls of the rank's own threads, under one mutex; there is no thread of its own.
+// Everything runs under one mutex, inside calls of the rank's own threads; while none of them waits, a thread of the
+// endpoint's own takes part in what is under way, and sleeps until there is something to do.
 //
 // Nothing a peer does or omits can block it: what finds no room is tried again in the next call, and a rank that runs
 // out of room asks its readers, who then copy what they hold of its arena to memory of their own.
@@ -9,6 +10,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -16,6 +18,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -63,9 +66,6 @@ class Endpoint {
 
   // What has ended this world, after a look at its peers and what they sent; empty: nothing.
   std::string failure();
-  // Takes part in what is under way here, for a rank that waits for something else: until nothing is, or that time.
-  void serve(Clock::time_point until);
-  bool is_busy();
   // "waiting for rank 1 (pid 7): its last call is ...", and what the others do.
   std::string describe_wait(const Task& task);
 
@@ -140,9 +140,16 @@ class Endpoint {
   };
   void before_look(Patience& patience, const Task* awaited);
   void after_look(Patience& patience, std::unique_lock<std::mutex>& lock, Clock::time_point deadline);
+  void start_thread();
+  void run_thread();
+  void serve(std::unique_lock<std::mutex>& lock);
+  void stop_thread(std::unique_lock<std::mutex>& lock);
+  void attend();
+  bool is_over() const;
   void hand_over(std::unique_lock<std::mutex>& lock);
   void report_lost(const Task& task, std::string_view why) const;
   void progress(const Task* on_behalf);
+  void look();
   void drain();
   void advance_tasks();
   void route(Message* message);
@@ -189,6 +196,7 @@ class Endpoint {
   Starved starved_ = Starved::no;             // as shown to the others
   Starved wants_ = Starved::no;               // found out in the pass under way
   std::vector<std::shared_ptr<Task>> tasks_;  // under way, oldest first
+  std::vector<std::shared_ptr<Task>> ended_;  // to be let go of by a thread of the rank: they hold its tensors
   std::unordered_map<std::uint64_t, std::unique_ptr<Space>> spaces_;
   std::unordered_map<std::uint64_t, MessageQueue> orphans_;  // for spaces this rank has not made yet
   std::vector<std::unique_ptr<Message>> messages_;           // all there are
@@ -198,6 +206,7 @@ class Endpoint {
   std::int64_t copies_bytes_ = 0;
   Clock::time_point next_check_{};
   int sleepers_ = 0;         // threads of this rank that sleep on its bell
+  int waiters_ = 0;          // threads of this rank in wait()
   std::uint64_t taken_ = 0;  // messages taken from rings so far
   int pauses_ = 0;           // how long the next wait spins before it yields
   bool closed_ = false;
@@ -205,6 +214,9 @@ class Endpoint {
   FixedText<48> during_;
   std::atomic<std::int64_t> waited_ns_{0};
   std::atomic<std::int64_t> bytes_sent_{0};
+  std::condition_variable attended_;  // wakes the thread
+  bool thread_sleeps_ = false;        // until it is woken
+  std::thread thread_;
 };
 
 }  // namespace espalier::detail::host

@@ -12,10 +12,15 @@ namespace espalier::detail::host {
 
 void Endpoint::progress(const Task* on_behalf) {
   if (failure_) throw CommError(*failure_);
+  look();
+  ended_.clear();
+  if (on_behalf == nullptr || !on_behalf->finished) check_failed(on_behalf);  // what has arrived counts
+}
+
+void Endpoint::look() {
   drain();
   evict_for_starved();
   advance_tasks();
-  if (on_behalf == nullptr || !on_behalf->finished) check_failed(on_behalf);  // what has arrived counts
 }
 
 void Endpoint::drain() {
@@ -116,7 +121,10 @@ void Endpoint::advance_tasks() {
       wants_ = std::max(wants_, wanted_before);
     }
     if (finished_any) {
-      std::erase_if(tasks_, [](const std::shared_ptr<Task>& task) { return task->finished; });
+      for (std::shared_ptr<Task>& task : tasks_) {
+        if (task->finished) ended_.push_back(std::move(task));
+      }
+      std::erase(tasks_, nullptr);
       if (sleepers_ > 0) ring(rank_);  // another thread of this rank may wait for one of these
     }
     again = wants_ > starved_;

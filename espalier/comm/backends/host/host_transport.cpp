@@ -243,7 +243,6 @@ class HostTransport final : public Transport {
   double wait_seconds() const override { return endpoint_->wait_seconds(); }
   std::int64_t bytes_sent() const override { return endpoint_->bytes_sent(); }
   std::int64_t num_unexpected_messages() const { return endpoint_->num_unexpected_messages(); }
-  Endpoint& endpoint() { return *endpoint_; }
 
  private:
   const std::shared_ptr<Endpoint> endpoint_;
@@ -293,12 +292,6 @@ std::vector<std::shared_ptr<Transport>> make_host_transports_for_threads(std::in
 std::int64_t num_unexpected_messages(const Transport& transport) {
   return dynamic_cast<const host::HostTransport&>(transport).num_unexpected_messages();
 }
-
-void serve_host(Transport& transport, Clock::time_point until) {
-  dynamic_cast<host::HostTransport&>(transport).endpoint().serve(until);
-}
-
-bool host_is_busy(Transport& transport) { return dynamic_cast<host::HostTransport&>(transport).endpoint().is_busy(); }
 
 void compare_calls(Communicator& communicator, const Call& call) {
   (void)dynamic_cast<host::HostCommunicator&>(communicator).compare(call);

@@ -43,9 +43,6 @@ std::int64_t num_unexpected_messages(const Transport& transport);
 
 // ---- for a transport on top of this one; all are of it ----
 
-// Takes part in what is under way here, for a rank that waits for something else: until nothing is, or that time.
-void serve_host(Transport& transport, Clock::time_point until);
-bool host_is_busy(Transport& transport);
 // Makes all members compare what they have called, as they compare the calls made here; it waits for nobody.
 void compare_calls(Communicator& communicator, const Call& call);
 // "waiting for rank 1 (pid 7): its last call is ...".

@@ -37,14 +37,11 @@ class MpiOperation final : public Operation {
   bool done() override { return session_->test(*pending_); }
   void wait(Clock::time_point deadline) override { session_->wait(*pending_, deadline); }
   std::chrono::milliseconds timeout() const override { return session_->timeout(); }
-  void park(std::shared_ptr<Operation>) override {}  // the destructor does it
-  ~MpiOperation() override {
-    if (!pending_->requests.empty()) session_->keep(std::move(pending_));
-  }
+  void park(std::shared_ptr<Operation>) override {}  // the session keeps it
 
  private:
   const std::shared_ptr<Session> session_;
-  std::shared_ptr<Pending> pending_;
+  const std::shared_ptr<Pending> pending_;
 };
 
 MPI_Datatype reduced_type(at::ScalarType dtype) {
@@ -292,13 +289,12 @@ class MpiCommunicator final : public Communicator {
     const int mpi_tag = checked_tag("send", tag);
     const at::Tensor copy = tensor.clone();
     const auto name = named(moving("send", tensor, fmt::format(") to rank {}, tag {},", to, tag)));
-    session_->keep(session_->post({copy}, name, [&](Pending& pending) {
-      pending.is_send = true;
+    (void)session_->post({copy}, name, [&](Pending& pending) {
       message(bytes_of(copy), [&](std::int64_t begin, int count) {
         checked(MPI_Isend(at_byte(copy, begin), count, MPI_BYTE, static_cast<int>(to), mpi_tag, comm_, &next(pending)),
                 "MPI_Isend");
       });
-    }));
+    });
     session_->bytes_sent += bytes_of(tensor);
     return std::make_shared<MpiOperation>(session_, std::make_shared<Pending>());
   }
@@ -307,6 +303,7 @@ class MpiCommunicator final : public Communicator {
     const int mpi_tag = checked_tag("recv", tag);
     const auto name = named(moving("recv", tensor, fmt::format(") from rank {}, tag {},", from, tag)));
     return std::make_shared<MpiOperation>(session_, session_->post({tensor}, name, [&](Pending& pending) {
+      pending.owes = false;
       message(bytes_of(tensor), [&](std::int64_t begin, int count) {
         pending.received_bytes.push_back(count);
         checked(

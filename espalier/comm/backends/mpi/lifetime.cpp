@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include <atomic>
+#include <mutex>
 
 #include "espalier/base/check.hpp"
 #include "espalier/comm/backends/mpi/session.hpp"
@@ -14,6 +15,14 @@ namespace {
 
 // State of the process, as MPI's own is.
 constinit std::atomic<bool> stays_unfinalised = false;
+constinit std::mutex background_mutex;
+constinit bool ending = false;  // guarded by it
+constinit std::once_flag end_is_watched;
+
+void end_background(int, void*) {
+  const std::lock_guard lock(background_mutex);
+  ending = true;
+}
 
 void finalise_at_exit(int exit_code, void*) {
   if (is_finalised() || stays_unfinalised) return;
@@ -30,6 +39,13 @@ bool is_finalised() {
   return flag != 0;
 }
 
+bool in_background(const std::function<void()>& body) {
+  const std::lock_guard lock(background_mutex);
+  if (ending || is_finalised()) return false;
+  body();
+  return true;
+}
+
 void leave_mpi_unfinalised() { stays_unfinalised = true; }
 
 void start_mpi() {
@@ -42,6 +58,7 @@ void start_mpi() {
     checked(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
     ::on_exit(finalise_at_exit, nullptr);
   }
+  std::call_once(end_is_watched, [] { ::on_exit(end_background, nullptr); });  // comes first, as registered last
   ESPALIER_CHECK_CONFIG(level == MPI_THREAD_MULTIPLE,
                         "backend mpi: MPI runs with thread level {}, but worlds need MPI_THREAD_MULTIPLE ({}); {}",
                         level, static_cast<int>(MPI_THREAD_MULTIPLE),

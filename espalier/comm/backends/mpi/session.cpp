@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <exception>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -21,6 +22,19 @@ constexpr int kSpins = 100;    // looks before the core is offered to others
 constexpr int kBurst = 20;     // looks between two offers
 constexpr int kYields = 5000;  // offers before the core is left to others for kNap each time
 constexpr std::chrono::microseconds kNap{100};
+
+// The thread looks again so often after it had something to do, which costs less than to wake it for every operation.
+constexpr std::chrono::milliseconds kWatch{1};
+constexpr int kWatches = 50;  // until it sleeps
+
+// How long the thread rests between two looks: longer the longer nothing has ended, so that ranks that share a core do
+// not keep each other from it. Large messages go in pieces, a few with each look.
+constexpr std::chrono::microseconds kShortRest{50}, kLongRest{1000}, kRestOfLarge{100};
+constexpr std::size_t kLarge = 64 * 1024;
+
+Clock::duration rest_of_thread(Clock::duration since_an_end, std::size_t largest_bytes) {
+  return std::clamp<Clock::duration>(since_an_end / 16, kShortRest, largest_bytes < kLarge ? kLongRest : kRestOfLarge);
+}
 
 // Between two looks at what others have to do.
 void rest(std::int64_t looks) {
@@ -98,6 +112,7 @@ Session::Session(const MpiOptions& options) : options_(options) {
   int is_set = 0;
   checked(MPI_Comm_get_attr(world_, MPI_TAG_UB, &bound, &is_set), "looking up the largest tag");
   largest_tag_ = is_set != 0 ? *bound : 32767;  // what the standard promises at least
+  start_thread();
 }
 
 Session::~Session() { close(); }
@@ -127,16 +142,14 @@ std::shared_ptr<Pending> Session::post(std::vector<at::Tensor> tensors, std::fun
   pending->name = std::move(name);
   const std::lock_guard lock(mutex_);
   check();
-  advance_kept();
-  check();
+  under_way_.push_back(pending);
   try {
     start(*pending);
-  } catch (const CommError& error) {
-    pending->statuses.resize(pending->requests.size());
-    kept_.push_back(pending);  // some may have started
+  } catch (const CommError& error) {  // some may have started
     fail(fmt::format("{}: {}", pending->name(), error.what()));
   }
   pending->statuses.resize(pending->requests.size());
+  attend();
   return pending;
 }
 
@@ -161,63 +174,117 @@ bool Session::ended(Pending& pending) {
 
 bool Session::test(Pending& pending) {
   const std::lock_guard lock(mutex_);
-  if (pending.requests.empty() && !pending.finish) return true;
+  if (pending.has_ended()) return true;
   check();
-  advance_kept();
   const bool result = ended(pending);
   check();
+  if (result) forget(pending);
   return result;
 }
 
 void Session::wait(Pending& pending, Clock::time_point deadline) {
   const auto since = Clock::now();
-  for (std::int64_t looks = 0;; ++looks) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (pending.requests.empty() && !pending.finish) break;
-      check();
-      if (looks % kSpins == 0) advance_kept();
-      const bool all = ended(pending);
-      check();
-      if (all) break;
-      if (Clock::now() >= deadline) {
-        fail(fmt::format("{} timed out after {} ms on rank {}; mpi does not know which member is late", pending.name(),
-                         (Clock::now() - since) / std::chrono::milliseconds(1), rank_));
-      }
+  std::unique_lock lock(mutex_);
+  if (pending.has_ended()) return;
+  struct Waiter {
+    Session& session;
+    explicit Waiter(Session& the_session) : session(the_session) { ++session.waiters_; }
+    ~Waiter() {
+      if (--session.waiters_ == 0 && !session.under_way_.empty()) session.attend();
     }
+  } waiter{*this};
+  for (std::int64_t looks = 0; !pending.has_ended(); ++looks) {
+    check();
+    if (looks % kSpins == 0) {
+      look();
+    } else {
+      ended(pending);
+    }
+    check();
+    if (pending.has_ended()) break;
+    if (Clock::now() >= deadline) {
+      fail(fmt::format("{} timed out after {} ms on rank {}; mpi does not know which member is late", pending.name(),
+                       (Clock::now() - since) / std::chrono::milliseconds(1), rank_));
+    }
+    lock.unlock();
     rest(looks);
+    lock.lock();
   }
+  forget(pending);
   waited_ns_ += std::chrono::nanoseconds(Clock::now() - since).count();
 }
 
-void Session::keep(std::shared_ptr<Pending> pending) {
-  const std::lock_guard lock(mutex_);
-  if (closed_) return park_for_ever({std::move(pending)});
-  kept_.push_back(std::move(pending));
+void Session::look() {
+  std::erase_if(under_way_, [this](const std::shared_ptr<Pending>& pending) { return ended(*pending); });
 }
 
-void Session::advance_kept() {
-  std::erase_if(kept_, [this](const std::shared_ptr<Pending>& pending) { return ended(*pending); });
+void Session::forget(const Pending& pending) {
+  std::erase_if(under_way_, [&](const std::shared_ptr<Pending>& one) { return one.get() == &pending; });
+}
+
+// ---- the thread ----
+
+void Session::start_thread() {
+  try {
+    thread_ = std::thread([this] { run_thread(); });
+  } catch (const std::system_error& error) {
+    throw CommError(fmt::format("mpi: rank {} cannot start a thread: {}", rank_, error.what()));
+  }
+}
+
+// Sees to it that what is under way goes on when the rank does something else.
+void Session::attend() {
+  if (std::exchange(thread_sleeps_, false)) attended_.notify_all();
+}
+
+void Session::run_thread() {
+  std::unique_lock lock(mutex_);
+  const auto doze = [&](Clock::duration time) { attended_.wait_for(lock, time, [&] { return closed_; }); };
+  auto last_end = Clock::now();
+  try {
+    for (int watches = 0; !closed_ && poison_.empty();) {
+      if (waiters_ == 0 && !under_way_.empty()) {
+        const std::size_t before = under_way_.size();
+        if (!in_background([&] { look(); })) return;
+        const auto now = Clock::now();
+        if (watches > 0 || under_way_.size() < before) last_end = now;
+        watches = 0;
+        std::size_t largest = 0;
+        for (const auto& pending : under_way_) largest = std::max(largest, pending->bytes());
+        doze(rest_of_thread(now - last_end, largest));
+      } else if (watches++ < kWatches) {
+        doze(kWatch);
+      } else {
+        thread_sleeps_ = true;
+        attended_.wait(lock, [&] { return closed_ || !thread_sleeps_; });
+      }
+    }
+  } catch (const std::exception& error) {
+    if (poison_.empty()) poison_ = error.what();
+  }
 }
 
 void Session::close() {
   std::unique_lock lock(mutex_);
-  if (std::exchange(closed_, true) || is_finalised()) return;
-  advance_kept();
-  const auto has_sends = [&] {
-    return std::ranges::any_of(kept_, [](const auto& pending) { return pending->is_send; });
-  };
+  if (std::exchange(closed_, true)) return;
+  attended_.notify_all();
+  lock.unlock();
+  thread_.join();
+  lock.lock();
+  if (is_finalised()) return;
+  look();
+  const auto owes = [&] { return std::ranges::any_of(under_way_, [](const auto& pending) { return pending->owes; }); };
   if (std::uncaught_exceptions() == 0) {
     const auto deadline = Clock::now() + options_.timeout;
-    for (std::int64_t looks = 0; poison_.empty() && has_sends() && Clock::now() < deadline; ++looks) {
+    for (std::int64_t looks = 0; poison_.empty() && owes() && Clock::now() < deadline; ++looks) {
       lock.unlock();
       rest(looks);
       lock.lock();
-      advance_kept();
+      look();
     }
   }
-  for (const auto& pending : kept_) {
-    if (!pending->is_send) continue;
+  for (const auto& pending : under_way_) {
+    if (!pending->owes) continue;
     Log(options_.log, fmt::format("[rank {}] ", rank_))
         .warning(fmt::format(
             "mpi backend: the world was closed before {} was handed over, and it is lost: {}", pending->name(),
@@ -225,8 +292,8 @@ void Session::close() {
             : std::uncaught_exceptions() == 0 ? fmt::format("not taken within {} ms", options_.timeout.count())
                                               : "an error ends this rank"));
   }
-  if (!kept_.empty() || !poison_.empty()) {
-    park_for_ever(std::move(kept_));
+  if (!under_way_.empty() || !poison_.empty()) {
+    park_for_ever(std::move(under_way_));
     return;
   }
   groups_.push_back(meeting_);
@@ -243,7 +310,7 @@ std::shared_ptr<Pending> Session::exchange_word(bool sends, std::int64_t peer, i
       [&](Pending& pending) {
         const int other = static_cast<int>(peer);
         MPI_Request& request = pending.requests.emplace_back(MPI_REQUEST_NULL);
-        pending.is_send = sends;
+        pending.owes = sends;
         checked(sends ? MPI_Isend(nullptr, 0, MPI_BYTE, other, tag, meeting_, &request)
                       : MPI_Irecv(nullptr, 0, MPI_BYTE, other, tag, meeting_, &request),
                 sends ? "MPI_Isend" : "MPI_Irecv");
@@ -261,7 +328,7 @@ void Session::meet(const RankSet& members, std::string_view name, int tag) {
       if (member != first) awaited.emplace_back(member, exchange_word(false, member, tag));
     }
   } else {
-    keep(exchange_word(true, first, tag));
+    (void)exchange_word(true, first, tag);
     awaited.emplace_back(first, exchange_word(false, first, tag));
   }
   for (std::int64_t looks = 0; !awaited.empty(); ++looks) {
@@ -270,7 +337,6 @@ void Session::meet(const RankSet& members, std::string_view name, int tag) {
       std::vector<std::int64_t> missing;
       for (const auto& [peer, pending] : awaited) {
         missing.push_back(peer);
-        keep(pending);
       }
       const std::lock_guard lock(mutex_);
       fail(fmt::format("group '{}' {}: not connected within {} ms; rank {} did not come{}", name, members.to_string(),
@@ -281,7 +347,7 @@ void Session::meet(const RankSet& members, std::string_view name, int tag) {
   }
   if (rank_ != first) return;
   for (const std::int64_t member : members.to_vector()) {
-    if (member != first) keep(exchange_word(true, member, tag));
+    if (member != first) (void)exchange_word(true, member, tag);
   }
 }
 

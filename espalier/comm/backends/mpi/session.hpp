@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private: what all groups of one rank over MPI share. MPI can neither cancel a collective nor say that a peer has
-// gone: what is pending at a deadline stays pending, so its requests and its memory are parked for ever.
+// Private: what all groups of one rank over MPI share. MPI works only while it is called, so a thread looks at what is
+// under way whenever no thread of the rank does, and sleeps while nothing is. MPI can neither cancel a collective nor
+// say that a peer has gone: what is pending at a deadline stays pending, so its requests and its memory are parked for
+// ever.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,12 +10,14 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "espalier/comm/backends/mpi/mpi.hpp"
@@ -34,7 +38,14 @@ struct Pending {
   std::vector<at::Tensor> tensors;
   std::function<std::string()> name;  // "all_reduce(sum, float32 x 4) #3 of group 'data' [0,2]"
   std::function<void()> finish;       // once all have ended
-  bool is_send = false;
+  bool owes = true;                   // others wait for what this rank does in it: not of a receive
+
+  bool has_ended() const { return requests.empty() && !finish; }
+  std::size_t bytes() const {
+    std::size_t sum = 0;
+    for (const at::Tensor& tensor : tensors) sum += tensor.defined() ? tensor.nbytes() : 0;
+    return sum;
+  }
 };
 
 class Session {
@@ -52,14 +63,12 @@ class Session {
   // Starts requests; `start` fills in what they are, and is called with the lock held.
   std::shared_ptr<Pending> post(std::vector<at::Tensor> tensors, std::function<std::string()> name,
                                 const std::function<void(Pending&)>& start);
-  // Whether all have ended.
+  // Whether all have ended; they do so by themselves.
   bool test(Pending& pending);
   void wait(Pending& pending, Clock::time_point deadline);
-  // Advances it later, in other calls.
-  void keep(std::shared_ptr<Pending> pending);
 
   void abort(std::string_view reason);
-  // Lets receivers take what was sent, at most for the time-out, logs what they did not take, and ends this world here.
+  // Ends what others wait for, at most for the time-out, logs what did not, and ends this world here.
   void close();
 
   std::chrono::milliseconds timeout() const { return options_.timeout; }
@@ -72,10 +81,14 @@ class Session {
  private:
   // These are called with the lock held.
   void check() const;
-  bool ended(Pending& pending);  // throws nothing: a request that failed poisons the world
-  void advance_kept();
+  bool ended(Pending& pending);  // a request that failed poisons the world
+  void look();                   // at all that is under way
+  void forget(const Pending& pending);
+  void attend();
   [[noreturn]] void fail(std::string reason);
 
+  void start_thread();
+  void run_thread();
   void meet(const RankSet& members, std::string_view name, int tag);
   std::shared_ptr<Pending> exchange_word(bool sends, std::int64_t peer, int tag);
 
@@ -86,9 +99,13 @@ class Session {
   MPI_Comm meeting_ = MPI_COMM_NULL;  // those who will be a group find each other on it
   int largest_tag_ = 0;
   std::vector<MPI_Comm> groups_;
-  std::vector<std::shared_ptr<Pending>> kept_;
+  std::vector<std::shared_ptr<Pending>> under_way_;
   std::string poison_;
   bool closed_ = false;
+  int waiters_ = 0;                   // threads of this rank in wait()
+  bool thread_sleeps_ = false;        // until it is woken
+  std::condition_variable attended_;  // wakes the thread
+  std::thread thread_;
   std::atomic<std::int64_t> waited_ns_{0};
 };
 

@@ -53,8 +53,9 @@ Work all_to_all_into(at::Tensor& output, const at::Tensor& input, const Group& g
                      std::span<const std::int64_t> output_splits = {}, std::span<const std::int64_t> input_splits = {});
 
 // Point to point; matched by (sender, tag) in the order sent. `to` and `from` are group ranks. Sending copies the
-// tensor when posted, so it may be changed at once. recv writes a tensor of the sender's dtype and number of elements.
-// Sending to oneself is a ConfigError.
+// tensor when posted, so it may be changed at once, and its arrival does not depend on what the sender does
+// next. recv writes a tensor of the sender's dtype and number of elements. Sending to oneself
+// is a ConfigError.
 Work send(const at::Tensor& tensor, const Group& group, std::int64_t to, std::int64_t tag = 0);
 Work recv(at::Tensor& tensor, const Group& group, std::int64_t from, std::int64_t tag = 0);
 

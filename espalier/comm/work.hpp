@@ -12,10 +12,8 @@ namespace detail {
 class Operation;
 }
 
-// A collective or point-to-point operation under way, which ends for the other ranks whatever this one does next.
-// Move-only; keeps its tensors alive. Dropping an unfinished Work never blocks: the operation keeps its tensors, and
-// what is left to do on this rank alone (copying back into a tensor that is not contiguous, a mean's division, float16)
-// is done during later calls on that world.
+// An operation under way; it ends for the others whatever this rank does next. Move-only; keeps its tensors alive.
+// Dropping an unfinished Work never blocks: tensors are kept, and copied back where needed during later calls.
 class [[nodiscard]] Work {
  public:
   Work() = default;  // already finished

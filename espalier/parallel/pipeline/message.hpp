@@ -13,7 +13,8 @@
 
 namespace espalier::detail {
 
-// Sends and receives for one stage of a step. Sends under way are kept until they are done.
+// Sends and receives for one stage of a step.
+// Sends under way are kept until they are done.
 class StageMessages {
  public:
   // Where `cut_over` is a group of several, each member sends its part of every tensor, and the receiving ones gather

@@ -50,7 +50,8 @@ class StageLinks {
   Work send(const at::Tensor& tensor, Neighbour to, const MessageTag& tag) const;
   Work recv(at::Tensor& tensor, Neighbour from, const MessageTag& tag) const;
 
-  // A JSON text of any length. ConfigError when it is none. Receiving blocks, sending does not.
+  // A JSON text of any length. ConfigError when it is none. Receiving blocks, sending does not: the text arrives
+  // whatever its sender does next.
   void send_json(std::string_view text, Neighbour to, const MessageTag& tag) const;
   std::string recv_json(Neighbour from, const MessageTag& tag) const;
 

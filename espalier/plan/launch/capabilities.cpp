@@ -32,6 +32,7 @@ const std::vector<CapabilityRow>& capability_rows() {
       {"int16 reductions", &Capabilities::int16_reductions, "emulated: in int32"},
       {"bfloat16 reductions", &Capabilities::bfloat16_reductions, "emulated: in float32"},
       {"mean", &Capabilities::mean_reductions, "emulated: sum, then divided"},
+      {"sends are buffered", &Capabilities::buffered_sends, "leave while the sender is in a call"},
       {"names dead ranks", &Capabilities::names_dead_ranks, "at the deadline, or where it notices"},
       {"finds different calls", &Capabilities::names_different_calls, "with ESPALIER_CHECK_CALLS=1"},
   };

@@ -17,6 +17,7 @@ struct Capabilities {
   bool int16_reductions = true;
   bool bfloat16_reductions = true;
   bool mean_reductions = true;        // ReduceOp::mean, as the sum rounded to the dtype and then divided
+  bool buffered_sends = true;         // a posted send arrives whatever its sender does next
   bool names_dead_ranks = true;       // the death of a process is noticed and named at once
   bool names_different_calls = true;  // ranks that call different collectives learn it at once
 };

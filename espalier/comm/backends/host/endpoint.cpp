@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joining, leaving, posting and waiting, and the thread that goes on when nobody waits.
+// Joining, leaving, posting and waiting.
 #include "espalier/comm/backends/host/endpoint.hpp"
 
 #include <sched.h>
@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
-#include <system_error>
 #include <thread>
 
 #include "espalier/base/check.hpp"
@@ -20,11 +19,6 @@ namespace espalier::detail::host {
 namespace {
 
 constexpr int kMostPauses = 1000;  // of a spin, about 50 us; only when every rank has a core of its own
-constexpr int kYields = 40;
-
-// The thread looks again so often after it had something to do, which costs less than to wake it for every operation.
-constexpr std::chrono::milliseconds kNap{1};
-constexpr int kNaps = 50;  // until it sleeps
 
 void pause() {
 #if defined(__x86_64__)
@@ -355,65 +349,6 @@ void Endpoint::after_look(Patience& patience, std::unique_lock<std::mutex>& lock
   lock.lock();
   ++patience.looks;
   if (sleeps && --sleepers_ == 0) mine_.asleep.store(0, std::memory_order_relaxed);
-}
-
-// ---- the thread ----
-
-// Sees to it that what is under way goes on when the rank does something else.
-void Endpoint::attend() {
-  if (std::exchange(thread_sleeps_, false)) attended_.notify_all();
-}
-
-// A failure is for the rank's own calls to find, which say what they were for.
-bool Endpoint::is_over() const {
-  return closed_ || failure_ || segment_->header().first_failure.load(std::memory_order_acquire) != 0;
-}
-
-void Endpoint::start_thread() {
-  try {
-    thread_ = std::thread([this] { run_thread(); });
-  } catch (const std::system_error& error) {
-    throw CommError(fmt::format("host backend: rank {} cannot start a thread: {}", world_rank(rank_), error.what()));
-  }
-}
-
-void Endpoint::run_thread() {
-  std::unique_lock lock(mutex_);
-  try {
-    for (int naps = 0; !is_over();) {
-      if (waiters_ == 0 && !tasks_.empty()) {
-        naps = 0;
-        serve(lock);
-      } else if (naps++ < kNaps) {
-        attended_.wait_for(lock, kNap, [&] { return closed_; });
-      } else {
-        naps = 0;
-        thread_sleeps_ = true;
-        attended_.wait(lock, [&] { return closed_ || !thread_sleeps_; });
-      }
-    }
-  } catch (const std::exception& error) {
-    if (!failure_) publish_failure(failure_.emplace(error.what()));
-  }
-}
-
-// Until nothing is under way, or a thread of the rank waits and so does all this itself.
-void Endpoint::serve(std::unique_lock<std::mutex>& lock) {
-  for (Patience patience{.looks = kYields}; waiters_ == 0 && !is_over();) {
-    before_look(patience, nullptr);
-    look();
-    if (tasks_.empty()) break;
-    after_look(patience, lock, Clock::time_point::max());
-  }
-  if (sleepers_ == 0) mine_.asleep.store(0, std::memory_order_relaxed);
-}
-
-void Endpoint::stop_thread(std::unique_lock<std::mutex>& lock) {
-  attended_.notify_all();
-  ring(rank_);
-  lock.unlock();
-  thread_.join();
-  lock.lock();
 }
 
 // Spins longer while that is enough, and hardly at all when others keep the cores busy.

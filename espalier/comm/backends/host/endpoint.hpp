@@ -129,6 +129,7 @@ class Endpoint {
   bool rings_have_room(std::span<const std::int32_t> to);
   void push(std::span<const std::int32_t> to, const Descriptor& descriptor, const char* inline_data);
   void adapt_spin(int rounds_needed);
+  static constexpr int kYields = 40;
   // One wait, look by look: it spins between them, later yields, then sleeps until its bell.
   struct Patience {
     int pauses = 0;

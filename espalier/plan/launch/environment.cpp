@@ -39,7 +39,7 @@ constexpr std::array<Dialect, 5> kDialects{{
 }};
 
 // Also looked at; the rest of what rank_variables() shows.
-constexpr std::array<const char*, 16> kOtherVariables{"ESPALIER_MASTER_ADDR",
+constexpr std::array<const char*, 17> kOtherVariables{"ESPALIER_MASTER_ADDR",
                                                       "ESPALIER_MASTER_PORT",
                                                       "ESPALIER_STORE_FD",
                                                       "ESPALIER_JOB",
@@ -51,6 +51,7 @@ constexpr std::array<const char*, 16> kOtherVariables{"ESPALIER_MASTER_ADDR",
                                                       "TORCHELASTIC_RUN_ID",
                                                       "TORCHELASTIC_RESTART_COUNT",
                                                       "PMIX_NAMESPACE",
+                                                      "PMIX_RANK",
                                                       "SLURM_JOB_ID",
                                                       "SLURM_STEP_ID",
                                                       "SLURM_STEP_NUM_NODES",
@@ -245,6 +246,15 @@ std::optional<FoundText> find_job(const Variables& variables, Launcher launcher)
   return std::nullopt;
 }
 
+// A launcher that speaks PMIx says a process's rank there, but not of how many. (Slurm does, and a step of one task is
+// alone.)
+void check_alone(const Variables& variables) {
+  ESPALIER_CHECK_CONFIG(find(variables, "PMIX_RANK") == nullptr || find(variables, "SLURM_PROCID") != nullptr,
+                        "environment: {} but no variable says how many ranks there are; start the program with mpirun "
+                        "or srun and leave it their variables (OMPI_COMM_WORLD_SIZE), or unset PMIX_RANK to run alone",
+                        shown(variables, "PMIX_RANK"));
+}
+
 }  // namespace
 
 Variables process_variables() {
@@ -284,7 +294,10 @@ RankEnvironment discover_ranks(const Variables& variables) {
   std::vector<Claim> claims;
   for (const Dialect& dialect : kDialects)
     if (auto claim = read_claim(variables, dialect)) claims.push_back(*std::move(claim));
-  if (claims.empty()) return {};
+  if (claims.empty()) {
+    check_alone(variables);
+    return {};
+  }
   check_agreement(variables, claims);
 
   const Claim& claim = claims.front();
